@@ -1,0 +1,1 @@
+"""FP8 residual calibration and diagnostics of the residual stream."""

@@ -1,0 +1,443 @@
+"""Model configuration: what `config.json` of a `qwen4_exp` checkpoint says, parsed and checked.
+
+The transformers package is not needed: a checkpoint's configuration is data from strangers, so every field is read by
+name, typed, bounded and cross-checked here, and all faults are reported together. Field names are the checkpoint's.
+
+    config = ModelConfig.from_folder("path/to/checkpoint")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from flashnext.export.errors import ConfigError
+
+LINEAR_ATTENTION = "linear_attention"
+SPARSE_ATTENTION = "sparse_attention"
+"""The two layer types inside this project; checkpoints spell the second one in three ways."""
+
+LAYER_TYPE_SPELLINGS = {
+    "linear_attention": LINEAR_ATTENTION,
+    "full_attention": SPARSE_ATTENTION,
+    "qwen_sparse_attention": SPARSE_ATTENTION,
+    "indexed_attention": SPARSE_ATTENTION,
+}
+MODEL_TYPES = ("qwen4_exp", "qwen4_exp_text")
+MAX_CONFIG_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding: plain, or YaRN when `rope_type` is "yarn" (arXiv 2309.00071)."""
+
+    rope_theta: float = 1e7
+    partial_rotary_factor: float = 0.25
+    rope_type: str = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int | None = None
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The text model's configuration, flat, with the checkpoint's own field names.
+
+    `eos_token_id` keeps the whole list; the n-gram history restarts at its first entry (`ngram_eos`).
+    `ple_layer_ids` are one-based, as in the checkpoint; `ngram_layers` gives the zero-based layer indices.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    shared_expert_intermediate_size: int
+    indexer_n_heads: int
+    indexer_head_dim: int
+    indexer_budget: int
+    indexer_compress_ratio: int
+    layer_types: tuple[str, ...]
+    hc_count: int = 4
+    hc_lowrank: int = 320
+    linear_conv_kernel_dim: int = 4
+    norm_topk_prob: bool = True
+    output_gate_type: str = "sigmoid"
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    max_position_embeddings: int = 262144
+    tie_word_embeddings: bool = False
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    ple_layer_ids: tuple[int, ...] = ()
+    ple_embed_dim: int = 0
+    ple_conv_kernel_size: int = 4
+    ngram_size: int = 3
+    heads_per_ngram: int = 8
+    ngram_vocab_size_base: int = 20_000_000
+    make_ngram_vocab_size_divisible_by: int = 128
+    split_ngram_parts: int = 1
+    seed: int = 1234
+    mtp_num_hidden_layers: int = 0
+    eos_token_id: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    pad_token_id: int | None = None
+
+    # --- derived sizes ------------------------------
+
+    @property
+    def ngram_layers(self) -> tuple[int, ...]:
+        """Zero-based indices of the layers that start with an n-gram injection."""
+        return tuple(i - 1 for i in self.ple_layer_ids)
+
+    @property
+    def ngram_heads(self) -> int:
+        """Hash heads per n-gram layer: `heads_per_ngram` for each order from 2 to `ngram_size`."""
+        return (self.ngram_size - 1) * self.heads_per_ngram
+
+    @property
+    def ngram_eos(self) -> int:
+        """Token at which the n-gram history restarts."""
+        return self.eos_token_id[0]
+
+    @property
+    def linear_key_dim(self) -> int:
+        return self.linear_num_key_heads * self.linear_key_head_dim
+
+    @property
+    def linear_value_dim(self) -> int:
+        return self.linear_num_value_heads * self.linear_value_head_dim
+
+    @property
+    def linear_conv_dim(self) -> int:
+        """Channels of the causal convolution over [q | k | v]."""
+        return 2 * self.linear_key_dim + self.linear_value_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        return int(self.head_dim * self.rope.partial_rotary_factor)
+
+    @property
+    def budget_blocks(self) -> int:
+        """Complete blocks that a query may choose."""
+        return self.indexer_budget // self.indexer_compress_ratio
+
+    @property
+    def has_mtp(self) -> bool:
+        return self.mtp_num_hidden_layers > 0
+
+    # --- reading ------------------------------
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> ModelConfig:
+        """Read `config.json` of a checkpoint folder.
+
+        Raises:
+            ConfigError: no such file, not JSON, another model type, or values that do not form a model.
+        """
+        path = Path(folder) / "config.json"
+        return cls.from_dict(read_json_object(path, ConfigError, "config.json of a Hugging Face checkpoint"))
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> ModelConfig:
+        """Parse a nested (`text_config`) or flat configuration and check it; all faults are listed at once."""
+        model_type = raw.get("model_type")
+        if model_type not in MODEL_TYPES:
+            raise ConfigError(
+                f"The configuration's model_type is {model_type!r}; this project runs {' or '.join(MODEL_TYPES)}. "
+                "Point to a Qwen3.8-Flash-Next checkpoint."
+            )
+        text = raw.get("text_config", raw)
+        if not isinstance(text, dict):
+            raise ConfigError(f"text_config must be an object, found {type(text).__name__}.")
+        merged = {**{k: raw[k] for k in ("tie_word_embeddings", "eos_token_id") if k in raw}, **text}
+        reader = _FieldReader(merged)
+        config = _read_fields(cls, reader)
+        faults = reader.faults or _cross_checks(config)
+        if faults:
+            raise ConfigError("The model configuration cannot be used:\n" + "\n".join(f"  - {f}" for f in faults))
+        return config
+
+    # --- the bundle's manifest carries the configuration too ------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration in checkpoint form: `from_dict(config.to_dict()) == config`."""
+        out = dataclasses.asdict(self)
+        rope = {k: v for k, v in out.pop("rope").items() if v is not None}
+        out.update(model_type="qwen4_exp_text", rope_parameters=rope, indexer_kv_heads=1, hidden_act="silu")
+        out["layer_types"] = ["full_attention" if t == SPARSE_ATTENTION else t for t in self.layer_types]
+        out["ple_layer_ids"], out["eos_token_id"] = list(self.ple_layer_ids), list(self.eos_token_id)
+        return out
+
+    def with_overrides(self, **changes: Any) -> ModelConfig:
+        """A copy with some fields replaced (`indexer_budget`, `rope`), checked again."""
+        config = dataclasses.replace(self, **changes)
+        if faults := _cross_checks(config):
+            raise ConfigError("The changed configuration cannot be used: " + "; ".join(faults))
+        return config
+
+
+def read_json_object(
+    path: Path, error: type[Exception], what: str, max_bytes: int = MAX_CONFIG_BYTES
+) -> dict[str, Any]:
+    """Read a JSON object from a file of strangers: bounded in size and depth, one sentence on every failure."""
+    try:
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise error(f"{path} is {size:,} bytes, more than the {max_bytes:,} that {what} may have.")
+        value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_no_duplicate_keys)
+    except FileNotFoundError:
+        raise error(f"{path} does not exist; expected {what}.") from None
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as cause:
+        raise error(f"{path} cannot be read as JSON ({cause}); expected {what}.") from None
+    if not isinstance(value, dict):
+        raise error(f"{path} holds a JSON {type(value).__name__}, expected an object.")
+    return value
+
+
+def _no_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        names = [k for k, _ in pairs]
+        raise ValueError(f"duplicate key {next(k for k in names if names.count(k) > 1)!r}")
+    return out
+
+
+class _FieldReader:
+    """Typed access to a raw configuration that collects faults instead of raising at the first."""
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.raw = raw
+        self.faults: list[str] = []
+
+    def integer(self, name: str, default: int | None = None, low: int = 1, high: int = 1 << 24) -> int:
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.faults.append(f"{name} must be an integer, found {value!r}")
+        elif not low <= value <= high:
+            self.faults.append(f"{name} = {value} is outside {low} … {high}")
+        else:
+            return value
+        return low
+
+    def number(self, name: str, default: float | None, low: float, high: float) -> float:
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            self.faults.append(f"{name} must be a finite number, found {value!r}")
+        elif not low <= value <= high:
+            self.faults.append(f"{name} = {value} is outside {low} … {high}")
+        else:
+            return float(value)
+        return low
+
+    def boolean(self, name: str, default: bool) -> bool:
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            self.faults.append(f"{name} must be true or false, found {value!r}")
+            return default
+        return value
+
+    def optional(self, name: str) -> int | None:
+        return None if self.raw.get(name) is None else self.integer(name, low=0)
+
+    def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
+        value = self.raw.get(name) or default
+        if value not in allowed:
+            self.faults.append(f"{name} = {value!r} is not one of {', '.join(allowed)}")
+            return default
+        return cast(str, value)
+
+    def integers(self, name: str, low: int, high: int) -> tuple[int, ...]:
+        value = self.raw.get(name)
+        items = [] if value is None else value if isinstance(value, list) else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or not low <= i <= high for i in items):
+            self.faults.append(f"{name} must hold integers from {low} to {high}, found {value!r}")
+            return ()
+        return tuple(items)
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self.raw.get(name)
+        if value is None:
+            if default is None:
+                self.faults.append(f"{name} is missing")
+                return 1
+            return default
+        return value
+
+
+def _read_fields(cls: type[ModelConfig], r: _FieldReader) -> ModelConfig:
+    layers = r.integer("num_hidden_layers", high=1024)
+    hidden = r.integer("hidden_size", high=1 << 17)
+    vocab = r.integer("vocab_size")
+    eos = r.integers("eos_token_id", 0, (1 << 24) - 1)
+    if r.raw.get("indexer_kv_heads", 1) != 1:
+        r.faults.append(f"indexer_kv_heads = {r.raw['indexer_kv_heads']!r}; the model has one index key per token")
+    act = r.choice("hidden_act", "silu", ("silu",))
+    return cls(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=r.integer("num_attention_heads", high=1024),
+        num_key_value_heads=r.integer("num_key_value_heads", high=1024),
+        head_dim=r.integer("head_dim", high=4096),
+        linear_num_key_heads=r.integer("linear_num_key_heads", high=1024),
+        linear_num_value_heads=r.integer("linear_num_value_heads", high=1024),
+        linear_key_head_dim=r.integer("linear_key_head_dim", high=4096),
+        linear_value_head_dim=r.integer("linear_value_head_dim", high=4096),
+        num_experts=r.integer("num_experts", high=1 << 14),
+        num_experts_per_tok=r.integer("num_experts_per_tok", high=1 << 14),
+        moe_intermediate_size=r.integer("moe_intermediate_size", high=1 << 17),
+        shared_expert_intermediate_size=r.integer("shared_expert_intermediate_size", high=1 << 17),
+        indexer_n_heads=r.integer("indexer_n_heads", high=1024),
+        indexer_head_dim=r.integer("indexer_head_dim", high=4096),
+        indexer_budget=r.integer("indexer_budget"),
+        indexer_compress_ratio=r.integer("indexer_compress_ratio", high=4096),
+        layer_types=_layer_types(r, layers),
+        hc_count=r.integer("hc_count", 4, low=2, high=64),
+        hc_lowrank=r.integer("hc_lowrank", 320, high=1 << 16),
+        linear_conv_kernel_dim=r.integer("linear_conv_kernel_dim", 4, low=2, high=64),
+        norm_topk_prob=r.boolean("norm_topk_prob", True),
+        output_gate_type=r.choice("output_gate_type", act, ("sigmoid", "silu")),
+        rms_norm_eps=r.number("rms_norm_eps", 1e-6, 0.0, 1.0),
+        attention_bias=r.boolean("attention_bias", False),
+        max_position_embeddings=r.integer("max_position_embeddings", 32768, high=1 << 26),
+        tie_word_embeddings=r.boolean("tie_word_embeddings", False),
+        rope=_rope(r),
+        ple_layer_ids=tuple(sorted(set(r.integers("ple_layer_ids", 1, layers)))),
+        ple_embed_dim=r.integer("ple_embed_dim", hidden, high=1 << 17),
+        ple_conv_kernel_size=r.integer("ple_conv_kernel_size", 4, low=2, high=64),
+        ngram_size=r.integer("ngram_size", 3, low=2, high=16),
+        heads_per_ngram=r.integer("heads_per_ngram", 8, high=256),
+        ngram_vocab_size_base=r.integer("ngram_vocab_size_base", 20_000_000, low=2, high=1 << 32),
+        make_ngram_vocab_size_divisible_by=r.integer("make_ngram_vocab_size_divisible_by", 128, high=1 << 24),
+        split_ngram_parts=r.integer("split_ngram_parts", 512, high=1 << 16),
+        seed=r.integer("seed", 1234, low=0, high=1 << 62),
+        mtp_num_hidden_layers=r.integer("mtp_num_hidden_layers", 0, low=0, high=1),
+        eos_token_id=eos,
+        bos_token_id=r.optional("bos_token_id"),
+        pad_token_id=r.optional("pad_token_id"),
+    )
+
+
+def _layer_types(r: _FieldReader, layers: int) -> tuple[str, ...]:
+    raw = r.raw.get("layer_types")
+    if raw is None:
+        interval = r.integer("full_attention_interval", 4, high=1024)
+        return tuple(LINEAR_ATTENTION if (i + 1) % interval else SPARSE_ATTENTION for i in range(layers))
+    if not isinstance(raw, list) or len(raw) != layers:
+        r.faults.append(f"layer_types must list {layers} layer types, found {str(raw)[:80]}")
+        return (LINEAR_ATTENTION,) * layers
+    unknown = sorted({str(t) for t in raw if not isinstance(t, str) or t not in LAYER_TYPE_SPELLINGS})
+    if unknown:
+        r.faults.append(f"layer_types holds {', '.join(unknown)}; known are {', '.join(LAYER_TYPE_SPELLINGS)}")
+    return tuple(LAYER_TYPE_SPELLINGS.get(str(t), LINEAR_ATTENTION) for t in raw)
+
+
+def _rope(r: _FieldReader) -> RopeConfig:
+    raw = r.raw.get("rope_parameters") or r.raw.get("rope_scaling") or {}
+    if not isinstance(raw, dict):
+        r.faults.append(f"rope_parameters must be an object, found {raw!r}")
+        raw = {}
+    shared = {k: r.raw[k] for k in ("rope_theta", "partial_rotary_factor") if k in r.raw}
+    rope, faults = parse_rope({**shared, **raw}, r.raw.get("max_position_embeddings"))
+    r.faults.extend(faults)
+    return rope
+
+
+def parse_rope(raw: dict[str, Any], native_context: Any = None) -> tuple[RopeConfig, list[str]]:
+    """Parse `rope_parameters` (also the argument of `--rope-scaling`); returns the faults beside the result."""
+    sub = _FieldReader({("rope_type" if k == "type" else k): v for k, v in raw.items()})
+    kind = sub.choice("rope_type", "default", ("default", "yarn"))
+    known = {f.name for f in dataclasses.fields(RopeConfig)} | {"mrope_section", "mrope_interleaved"}
+    if unknown := sorted(set(sub.raw) - known):
+        sub.faults.append(f"unknown rope parameters {', '.join(unknown)}")
+
+    def maybe(name: str) -> float | None:
+        return None if sub.raw.get(name) is None else sub.number(name, None, 0.0, 1e6)
+
+    fields: dict[str, Any] = dict(
+        rope_theta=sub.number("rope_theta", 10000.0, 1.0, 1e12),
+        partial_rotary_factor=sub.number("partial_rotary_factor", 1.0, 1e-6, 1.0),
+        rope_type=kind,
+    )
+    if kind == "yarn":
+        native = native_context if isinstance(native_context, int) and native_context > 0 else None
+        fields.update(
+            factor=sub.number("factor", None, 1.0, 1024.0),
+            original_max_position_embeddings=sub.integer("original_max_position_embeddings", native, high=1 << 26),
+            attention_factor=maybe("attention_factor"),
+            beta_fast=sub.number("beta_fast", 32.0, 1e-6, 1e6),
+            beta_slow=sub.number("beta_slow", 1.0, 1e-6, 1e6),
+            mscale=maybe("mscale"),
+            mscale_all_dim=maybe("mscale_all_dim"),
+            truncate=sub.boolean("truncate", True),
+        )
+    return RopeConfig(**fields), [f"rope_parameters: {f}" for f in sub.faults]
+
+
+def _cross_checks(c: ModelConfig) -> list[str]:
+    """Relations between fields, each with both values in its sentence."""
+    checks = [
+        (
+            c.num_attention_heads % c.num_key_value_heads == 0,
+            f"num_attention_heads = {c.num_attention_heads} is not a multiple of "
+            f"num_key_value_heads = {c.num_key_value_heads}",
+        ),
+        (
+            c.linear_num_value_heads % c.linear_num_key_heads == 0,
+            f"linear_num_value_heads = {c.linear_num_value_heads} is not a multiple of "
+            f"linear_num_key_heads = {c.linear_num_key_heads}",
+        ),
+        (
+            c.num_experts_per_tok <= c.num_experts,
+            f"num_experts_per_tok = {c.num_experts_per_tok} exceeds num_experts = {c.num_experts}",
+        ),
+        (
+            c.indexer_budget % c.indexer_compress_ratio == 0,
+            f"indexer_budget = {c.indexer_budget} is not a multiple of "
+            f"indexer_compress_ratio = {c.indexer_compress_ratio}",
+        ),
+        (
+            c.rotary_dim >= 2 and c.rotary_dim % 2 == 0,
+            f"head_dim = {c.head_dim} x partial_rotary_factor = {c.rope.partial_rotary_factor} gives "
+            f"{c.rotary_dim} rotary columns; an even number of at least 2 is needed",
+        ),
+        (
+            c.rotary_dim <= c.indexer_head_dim,
+            f"{c.rotary_dim} rotary columns do not fit indexer_head_dim = {c.indexer_head_dim}",
+        ),
+        (not c.attention_bias, "attention_bias = true is not part of this model"),
+        (
+            all(e < c.vocab_size for e in c.eos_token_id),
+            f"eos_token_id = {list(c.eos_token_id)} exceeds the vocabulary",
+        ),
+    ]
+    if c.ple_layer_ids:
+        checks += [
+            (bool(c.eos_token_id), "eos_token_id is missing; the n-gram history restarts at it"),
+            (
+                c.ple_embed_dim % c.ngram_heads == 0,
+                f"ple_embed_dim = {c.ple_embed_dim} is not a multiple of {c.ngram_heads} n-gram heads",
+            ),
+            (
+                all(c.layer_types[i] == LINEAR_ATTENTION for i in c.ngram_layers if i < len(c.layer_types)),
+                f"ple_layer_ids = {list(c.ple_layer_ids)} names a layer that is not linear_attention",
+            ),
+        ]
+    return [message for ok, message in checks if not ok]

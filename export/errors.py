@@ -1,0 +1,32 @@
+"""Errors that a user can act on.
+
+Anything a user can cause (a bad file, a wrong option, too long a prompt) is raised as a `FlashNextError` whose
+message says what was wrong, the value, and the remedy. The command line prints that one message and exits with 2;
+every other exception is a fault of this project and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class FlashNextError(Exception):
+    """Base of all errors that the caller can mend; `str(error)` is one or more plain sentences."""
+
+
+class ConfigError(FlashNextError):
+    """A model configuration that is malformed, absurd or of another model."""
+
+
+class CheckpointError(FlashNextError):
+    """A checkpoint folder whose files or tensors do not form the model that its configuration describes."""
+
+
+class BundleError(FlashNextError):
+    """A bundle that is incomplete, of another version, or whose checkpoint has moved or changed."""
+
+
+class RequestError(FlashNextError):
+    """A prompt or sampling parameter that cannot be served."""
+
+
+class EngineError(FlashNextError):
+    """An engine that is not installed, not available here, or does not fit the bundle."""

@@ -1,0 +1,1 @@
+"""ONNX graphs and the bundle: tracing, external weights, manifest."""

@@ -1,0 +1,238 @@
+"""The bundle's manifest: what the graphs are called, what goes in and out, and where the weights lie.
+
+A bundle is a folder with `manifest.json`, the graphs and the tokenizer's files. The weights stay in the checkpoint;
+the manifest names the checkpoint tensors by which graph inputs are filled and how the host finds n-gram rows. It is
+plain data (no torch, no onnx), read by the runtime and by tools. A manifest is data from strangers: `Manifest.read`
+checks types, sizes and that no file leaves the folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flashnext.export.config import ModelConfig, read_json_object
+from flashnext.export.errors import BundleError
+
+FORMAT_VERSION = 1
+FILE_NAME = "manifest.json"
+MAX_MANIFEST_BYTES = 64 << 20
+
+Size = int | str
+"""A dimension: fixed, or the name of one that a step chooses: B sequences, S tokens, N rows of logits."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output of a graph.
+
+    `role` says who fills it: "step" (the runtime, every step), "rows" (the n-gram row source), "edge" (another graph),
+    "weight" (bound once, see `WeightSpec`), "state" (bound once, in place), "output".
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Size, ...]
+    role: str
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """One ONNX graph. `states` maps each state input to the output that is bound to the same memory."""
+
+    file: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    states: Mapping[str, str]
+
+    def input(self, name: str) -> TensorSpec:
+        return next(t for t in self.inputs if t.name == name)
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """A graph input that is filled from the checkpoint once.
+
+    `sources` are checkpoint tensor names (prefix stripped). One name without "{e}" is that tensor's own bytes, mapped
+    and reshaped. Names with "{e}" are read for each expert e in turn and stacked: [gate, up] gives [E, 2, I, H].
+    `dtype` is what the graph takes; a tensor stored otherwise is converted once when it is bound.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NgramSpec:
+    """How the host finds the rows of one n-gram layer (design: ids never enter a graph).
+
+    `input` is the body's input that takes the rows. `multipliers` [ngram_size], `head_sizes` and `head_offsets`
+    [ngram heads] are int64 values of the checkpoint. `shards` are the table's tensors in order of their rows.
+    """
+
+    layer: int
+    input: str
+    multipliers: tuple[int, ...]
+    head_sizes: tuple[int, ...]
+    head_offsets: tuple[int, ...]
+    heads_per_ngram: int
+    eos: int
+    columns: int
+    rows: int
+    shards: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """Which checkpoint the bundle was made from: `path` (absolute) and SHA-256 `identity` (see checkpoint.identity)."""
+
+    path: str
+    identity: str
+    common_parent: str
+    """Real folder that the graphs' external data locations are relative to."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything the runtime needs to know about a bundle besides the graphs themselves."""
+
+    config: ModelConfig
+    dtype: str
+    window: int
+    capacity: int
+    slots: int
+    residual_dtype: str
+    checkpoint: CheckpointRef
+    graphs: Mapping[str, GraphSpec]
+    weights: tuple[WeightSpec, ...]
+    ngrams: tuple[NgramSpec, ...]
+    ops: Mapping[str, int]
+    tokenizer_files: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end a text: generation_config.json's eos list and the tokenizer's own eos."""
+    sampling_defaults: Mapping[str, float | int | bool] = field(default_factory=dict)
+    """temperature, top_k, top_p, … of generation_config.json."""
+    producer: str = ""
+    format_version: int = FORMAT_VERSION
+
+    def write(self, folder: Path) -> None:
+        """Write `manifest.json` into the folder."""
+        raw = dataclasses.asdict(self)
+        raw["config"] = self.config.to_dict()
+        (folder / FILE_NAME).write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Manifest:
+        """Read and check a bundle's manifest.
+
+        Raises:
+            BundleError: no manifest, another format version, a wrong type, or a file outside the folder.
+        """
+        path = Path(folder) / FILE_NAME
+        if not Path(folder).is_dir() or not path.is_file():
+            raise BundleError(
+                f"{folder} is not a bundle (no {FILE_NAME}). Make one with: flashnext export CKPT {folder}"
+            )
+        raw = read_json_object(path, BundleError, "a bundle's manifest", MAX_MANIFEST_BYTES)
+        version = raw.get("format_version")
+        if version != FORMAT_VERSION:
+            raise BundleError(
+                f"{path} has format version {version!r}, this release reads {FORMAT_VERSION}. Export the bundle again."
+            )
+        try:
+            manifest = _from_raw(raw)
+        except (KeyError, TypeError, ValueError) as cause:
+            raise BundleError(f"{path} is damaged ({cause!r:.200}). Export the bundle again.") from None
+        _check_files(manifest, path)
+        return manifest
+
+
+def _spec(raw: Mapping[str, Any]) -> TensorSpec:
+    return TensorSpec(
+        _text(raw["name"]), _text(raw["dtype"]), tuple(_size(d) for d in raw["shape"]), _text(raw["role"])
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {value!r:.60}")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
+        raise TypeError(f"expected a whole number, found {value!r:.60}")
+    return value
+
+
+def _size(value: Any) -> Size:
+    return value if isinstance(value, str) else _whole(value)
+
+
+def _from_raw(raw: Mapping[str, Any]) -> Manifest:
+    graphs = {
+        _text(k): GraphSpec(
+            _text(g["file"]),
+            tuple(_spec(t) for t in g["inputs"]),
+            tuple(_spec(t) for t in g["outputs"]),
+            {_text(a): _text(b) for a, b in g["states"].items()},
+        )
+        for k, g in raw["graphs"].items()
+    }
+    weights = tuple(
+        WeightSpec(_text(w["name"]), _text(w["dtype"]), tuple(map(_whole, w["shape"])), tuple(map(_text, w["sources"])))
+        for w in raw["weights"]
+    )
+    return Manifest(
+        config=ModelConfig.from_dict(raw["config"]),
+        dtype=_text(raw["dtype"]),
+        window=_whole(raw["window"]),
+        capacity=_whole(raw["capacity"]),
+        slots=_whole(raw["slots"]),
+        residual_dtype=_text(raw["residual_dtype"]),
+        checkpoint=CheckpointRef(**{k: _text(v) for k, v in raw["checkpoint"].items()}),
+        graphs=graphs,
+        weights=weights,
+        ngrams=tuple(_ngram(n) for n in raw["ngrams"]),
+        ops={_text(k): _whole(v) for k, v in raw["ops"].items()},
+        tokenizer_files=tuple(map(_text, raw["tokenizer_files"])),
+        stop_token_ids=tuple(map(_whole, raw["stop_token_ids"])),
+        sampling_defaults=dict(raw["sampling_defaults"]),
+        producer=_text(raw["producer"]),
+    )
+
+
+def _ngram(raw: Mapping[str, Any]) -> NgramSpec:
+    return NgramSpec(
+        layer=_whole(raw["layer"]),
+        input=_text(raw["input"]),
+        multipliers=tuple(map(_int64, raw["multipliers"])),
+        head_sizes=tuple(map(_whole, raw["head_sizes"])),
+        head_offsets=tuple(map(_whole, raw["head_offsets"])),
+        heads_per_ngram=_whole(raw["heads_per_ngram"]),
+        eos=_whole(raw["eos"]),
+        columns=_whole(raw["columns"]),
+        rows=_whole(raw["rows"]),
+        shards=tuple(map(_text, raw["shards"])),
+    )
+
+
+def _int64(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
+        raise TypeError(f"expected an int64, found {value!r:.60}")
+    return value
+
+
+def _check_files(manifest: Manifest, path: Path) -> None:
+    """Every file named by the manifest lies in the bundle's folder itself, as a plain name."""
+    for name in (*(g.file for g in manifest.graphs.values()), *manifest.tokenizer_files):
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise BundleError(f"{path} names the file {name!r}; a bundle's files lie in its own folder.")
+        if not (path.parent / name).is_file():
+            raise BundleError(f"{path.parent} lacks {name}, which its manifest names. Export the bundle again.")

@@ -1,0 +1,1 @@
+"""Engines, decoding and the command line."""

@@ -1,0 +1,51 @@
+"""The engine protocol: a graph that can be run; everything that it remembers is owned by the caller.
+
+An engine is one graph of a bundle ("head", "body", "mtp", "mtp_draft"). Weights and states are numpy arrays bound
+once by name; a state is updated in place. Each step feeds the remaining inputs and gets the outputs.
+Implementations: onnxruntime.py (portable graphs), torch_engine.py (the PyTorch model that the graphs were traced from).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashnext.export.graphs.manifest import GraphSpec
+
+Array = NDArray[Any]
+
+
+class Engine(Protocol):
+    """One graph, ready to run."""
+
+    spec: GraphSpec
+
+    def bind(self, tensors: Mapping[str, Array]) -> None:
+        """Bind weights and states by input name; they stay bound, and states are written in place.
+
+        Raises:
+            EngineError: an array's dtype, shape or layout is not what the graph takes.
+        """
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one step; `feeds` holds every input that is not bound. Returns the outputs that are not states."""
+
+
+DTYPES: dict[str, Any] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "int32": np.int32,
+    "int64": np.int64,
+}
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """numpy dtype of a manifest's dtype name; bfloat16 and the 8-bit floats come from ml_dtypes."""
+    if name in DTYPES:
+        return np.dtype(DTYPES[name])
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name))
