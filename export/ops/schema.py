@@ -40,11 +40,12 @@ class Port:
 
 @dataclass(frozen=True)
 class Attribute:
-    """One attribute; `kind` is "int", "float" or "string"."""
+    """One attribute; `kind` is "int", "float" or "string". `size` is the dimension that its value gives, if any."""
 
     name: str
     kind: str
     doc: str = ""
+    size: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ INJECT = Port("inject_weight", "T", ("n", "n*H"), "W_inject")
 GATED_RESIDUAL = Op(
     name="GatedResidual",
     doc="Writes the pending block output into the residual branches and reads the next block's input from them.",
-    attributes=(Attribute("branches", "int", "n"), EPS),
+    attributes=(Attribute("branches", "int", "residual branches", "n"), EPS),
     type_variables={"T": ACTIVATION},
     forms=(
         Form("embed", (EMBEDDING, *READ_WEIGHTS, INJECT), (R_OUT, X, S_OUT), "first: the branches are the embedding"),
@@ -136,7 +137,11 @@ NGRAM_OUTPUTS = (R_OUT, Port("conv_state_out", "T", ("P", "Q", "n*H")))
 NGRAM_INJECTION = Op(
     name="NgramInjection",
     doc="Pending write, then the gated n-gram value and its dilated convolution added to every branch (one store).",
-    attributes=(Attribute("branches", "int", "n"), EPS, Attribute("dilation", "int", "distance of the conv's taps")),
+    attributes=(
+        Attribute("branches", "int", "residual branches", "n"),
+        EPS,
+        Attribute("dilation", "int", "distance of the conv's taps"),
+    ),
     type_variables={"T": ACTIVATION},
     forms=(
         Form(
@@ -164,7 +169,7 @@ GATED_DELTA_NET = Op(
     doc="Causal conv, gates, commit of the accepted pending tokens, gated delta rule, gated RMSNorm.",
     attributes=(
         EPS,
-        Attribute("key_heads", "int", "K; each serves V/K consecutive value heads"),
+        Attribute("key_heads", "int", "each serves V/K consecutive value heads", "K"),
         Attribute("gate", "string", "activation of the output gate: sigmoid or silu"),
     ),
     type_variables={"T": ACTIVATION},
@@ -230,11 +235,13 @@ SPARSE_ATTENTION = Op(
     doc="QK norms, RoPE, cache update, block selection by the indexer, softmax attention over the chosen tokens, gate.",
     attributes=(
         EPS,
-        Attribute("kv_heads", "int", "Nkv"),
-        Attribute("head_dim", "int", "D"),
-        Attribute("index_head_dim", "int", "Di"),
+        Attribute("heads", "int", "query heads", "Nq"),
+        Attribute("kv_heads", "int", "key and value heads", "Nkv"),
+        Attribute("head_dim", "int", "columns of a head", "D"),
+        Attribute("index_heads", "int", "query heads of the indexer", "Ni"),
+        Attribute("index_head_dim", "int", "columns of an indexer head", "Di"),
         Attribute("block", "int", "tokens of an index block, r"),
-        Attribute("budget_blocks", "int", "complete blocks that a query may choose"),
+        Attribute("budget_blocks", "int", "complete blocks that a query may choose", "budget_blocks"),
         Attribute("rope_scale", "float", "factor on cos and sin (YaRN's attention factor; 1 without)"),
     ),
     type_variables={"T": ACTIVATION},
@@ -331,14 +338,14 @@ def _evaluate_node(node: ast.expr, sizes: Mapping[str, object]) -> object:
 
 
 def bind_sizes(
-    form: Form, shapes: Sequence[Sequence[object]], attributes: Mapping[str, object] | None = None
+    op: Op, form: Form, shapes: Sequence[Sequence[object]], attributes: Mapping[str, object]
 ) -> dict[str, object]:
-    """Sizes that the inputs' shapes bind: every dimension that is a plain name, plus the integer attributes.
+    """Sizes that the attributes and the inputs' shapes bind (every dimension that is a plain name).
 
     Raises:
-        ValueError: an input has the wrong number of dimensions, or a compound dimension does not fit the sizes.
+        ValueError: an input has the wrong number of dimensions, or a dimension does not fit the others.
     """
-    sizes: dict[str, object] = {k: v for k, v in (attributes or {}).items() if isinstance(v, int)}
+    sizes: dict[str, object] = {a.size: attributes[a.name] for a in op.attributes if a.size}
     for port, shape in zip(form.inputs, shapes, strict=True):
         if len(shape) != len(port.shape):
             raise ValueError(f"{port.name} must have shape {port.shape}, found {tuple(shape)}")
@@ -346,16 +353,13 @@ def bind_sizes(
             if isinstance(dim, str) and dim.isidentifier():
                 sizes.setdefault(dim, size)
     for port, shape in zip(form.inputs, shapes, strict=True):
-        _check_compound(port, shape, sizes)
+        _check(port, shape, sizes)
     return sizes
 
 
-def _check_compound(port: Port, shape: Sequence[object], sizes: Mapping[str, object]) -> None:
+def _check(port: Port, shape: Sequence[object], sizes: Mapping[str, object]) -> None:
     for dim, size in zip(port.shape, shape, strict=True):
-        try:
-            expected = evaluate(dim, sizes)
-        except KeyError:
-            continue  # a size that only an attribute of another name gives; the op itself checks it
+        expected = evaluate(dim, sizes)
         if isinstance(expected, int) and isinstance(size, int) and expected != size:
             raise ValueError(f"{port.name} must have shape {port.shape}, found {tuple(shape)}: {dim} is {expected}")
 
