@@ -1,0 +1,227 @@
+"""One step of the model: batches of tokens in, logits out. The only place of the runtime that calls an engine.
+
+`ModelRunner.open` reads a bundle, finds its checkpoint, binds weights and states to the engines; `step` runs the head
+graph while the n-gram rows are fetched, then the body. Who owns which slot, and what is kept of a step, is the
+scheduler's business; rows of a batch only name their slot.
+
+    runner = ModelRunner.open("bundle")
+    out = runner.step(StepBatch(...))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashnext.export.errors import BundleError
+from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime.engines.base import Array, Engine, numpy_dtype
+from flashnext.runtime.ngram import MappedRows, RowSource
+from flashnext.runtime.states import allocate_states
+from flashnext.runtime.weights import load_weights
+
+if TYPE_CHECKING:
+    from flashnext.export.checkpoint.reader import Checkpoint
+
+FED_ROLES = ("step", "rows", "edge")
+BOUND_ROLES = ("weight", "state")
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """S tokens for each of B sequences; rows shorter than S are padded with any valid id."""
+
+    token_ids: Ints
+    """[B, S]"""
+    slots: Ints
+    """[B], distinct; padding rows take slot `manifest.slots`"""
+    past_len: Ints
+    """[B] tokens committed before this step, kept ones included"""
+    accepted: Ints
+    """[B] how many of the slot's previous step's tokens were kept; 0 after a step with S > window"""
+    new_len: Ints
+    """[B] valid tokens of this step; 0: the row reads and writes nothing"""
+    context: NDArray[np.int64]
+    """[B, ngram_size - 1] the tokens just before `past_len`, eos on the left where there are none"""
+    logit_rows: Ints
+    """[N] which logits are wanted, as b * S + s"""
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What the body returns."""
+
+    logits: NDArray[np.float32]
+    """[N, V]"""
+    hidden: Array
+    """[B, S, n, H] residual branches before the final Gated Residual: the draft layer's input"""
+
+
+class ModelRunner:
+    """Engines, weights, states and n-gram rows of one bundle."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        engines: Mapping[str, Engine],
+        states: dict[str, Array],
+        row_sources: Mapping[str, RowSource],
+    ) -> None:
+        self.manifest = manifest
+        self.states = states
+        self._engines = engines
+        self._row_sources = row_sources
+
+    @classmethod
+    def open(
+        cls,
+        bundle: str | Path,
+        engine: str = "onnxruntime",
+        checkpoint: str | Path | None = None,
+        threads: int | None = None,
+    ) -> ModelRunner:
+        """Open a bundle; `checkpoint` overrides where its weights are.
+
+        Raises:
+            BundleError: the bundle is damaged, or its checkpoint has moved or changed.
+            EngineError: the engine is not installed or does not fit.
+        """
+        from flashnext.runtime.engines import open_engine
+
+        folder = Path(bundle)
+        manifest = Manifest.read(folder)
+        weights_from = open_checkpoint(manifest, checkpoint)
+        states = allocate_states(manifest)
+        bound = {**load_weights(manifest, weights_from), **states}
+        engines = {}
+        for name in manifest.graphs:
+            engines[name] = open_engine(engine, name, folder, manifest, weights_from, threads)
+            engines[name].bind(_of_roles(engines[name], bound, BOUND_ROLES))
+        sources = {n.input: MappedRows.open(n, weights_from, manifest.dtype) for n in manifest.ngrams}
+        return cls(manifest, engines, states, sources)
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Run one step; states of the batch's slots change in place."""
+        values = _batch_values(batch)
+        tickets = {
+            name: source.submit(batch.token_ids, batch.context, batch.new_len)
+            for name, source in self._row_sources.items()
+        }
+        if "head" in self._engines:
+            values.update(self._run("head", values))
+        values.update({name: ticket.wait() for name, ticket in tickets.items()})
+        out = self._run("body", values)
+        return StepOutput(out["logits"], out["hidden"])
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether the bundle holds the draft layer."""
+        return "mtp" in self._engines
+
+    def mtp_step(
+        self, token_ids: Ints, hidden: Array, slots: Ints, past_len: Ints, new_len: Ints, logit_rows: Ints
+    ) -> tuple[NDArray[np.float32], Array, Ints]:
+        """Draft layer on pairs (hidden state after position t, token t + 1), run at position t.
+
+        Returns logits [N, V] (position t predicts token t + 2), its own hidden states [B, S, n, H] and the blocks
+        [B, K] that each row's last valid token chose. `past_len` counts the layer's own positions.
+        """
+        out = self._run(
+            "mtp",
+            {
+                "token_ids": token_ids,
+                "hidden": hidden,
+                "slots": slots,
+                "past_len": past_len,
+                "new_len": new_len,
+                "logit_rows": logit_rows,
+            },
+        )
+        return out["logits"], out["hidden_out"], out["blocks"]
+
+    def mtp_draft(
+        self,
+        token_ids: Ints,
+        hidden: Array,
+        slots: Ints,
+        past_len: Ints,
+        new_len: Ints,
+        blocks: Ints,
+        blocks_len: Ints,
+        logit_rows: Ints,
+    ) -> tuple[NDArray[np.float32], Array]:
+        """A later draft step: like `mtp_step`, with the blocks chosen when `blocks_len` tokens were seen."""
+        out = self._run(
+            "mtp_draft",
+            {
+                "token_ids": token_ids,
+                "hidden": hidden,
+                "slots": slots,
+                "past_len": past_len,
+                "new_len": new_len,
+                "blocks": blocks,
+                "blocks_len": blocks_len,
+                "logit_rows": logit_rows,
+            },
+        )
+        return out["logits"], out["hidden_out"]
+
+    def close(self) -> None:
+        """Stop the row sources and let go of engines and states; the runner cannot be used afterwards."""
+        for source in self._row_sources.values():
+            source.close()
+        self._engines, self._row_sources, self.states = {}, {}, {}
+
+    def _run(self, graph: str, values: Mapping[str, Array]) -> dict[str, Array]:
+        engine = self._engines[graph]
+        return engine.run(_of_roles(engine, values, FED_ROLES))
+
+
+def _batch_values(batch: StepBatch) -> dict[str, Array]:
+    return {
+        "token_ids": batch.token_ids,
+        "slots": batch.slots,
+        "past_len": batch.past_len,
+        "accepted": batch.accepted,
+        "new_len": batch.new_len,
+        "logit_rows": batch.logit_rows,
+    }
+
+
+def _of_roles(engine: Engine, values: Mapping[str, Array], roles: tuple[str, ...]) -> dict[str, Array]:
+    """The inputs of these roles that the graph takes, as contiguous arrays of its dtypes (a copy only if needed)."""
+    return {
+        spec.name: np.ascontiguousarray(values[spec.name], numpy_dtype(spec.dtype))
+        for spec in engine.spec.inputs
+        if spec.role in roles
+    }
+
+
+def open_checkpoint(manifest: Manifest, override: str | Path | None = None) -> Checkpoint:
+    """The checkpoint that the bundle was made from, where the manifest says or where the caller says.
+
+    Raises:
+        BundleError: it is not there, or it is another one than the bundle was made from.
+    """
+    from flashnext.export.checkpoint.identity import identity
+    from flashnext.export.checkpoint.reader import Checkpoint
+
+    folder = Path(manifest.checkpoint.path if override is None else override)
+    if not folder.is_dir():
+        raise BundleError(
+            f"The bundle's checkpoint is not at {folder}. Say where it is with checkpoint=FOLDER (--checkpoint FOLDER)."
+        )
+    found = identity(folder)
+    if found != manifest.checkpoint.identity:
+        raise BundleError(
+            f"The checkpoint at {folder} is not the one that the bundle was made from: its identity is {found:.12}…, "
+            f"the bundle's {manifest.checkpoint.identity:.12}…. Give the right one with checkpoint=FOLDER "
+            "(--checkpoint FOLDER), or export the bundle again."
+        )
+    return Checkpoint.open(folder)

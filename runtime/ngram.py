@@ -1,0 +1,137 @@
+"""N-gram rows: from the last few tokens to the hashed rows of the n-gram table, on the host.
+
+The table (over 300 million rows in the official checkpoint) stays in the checkpoint's memory-mapped shards; a step
+reads `heads` rows per token. The history comes from the tokens themselves, kept by the caller, never from a copy of
+what a device saw: a drafted token that was rejected cannot be in it.
+
+A `RowSource` takes one step's tokens and returns a ticket at once; the rows are fetched while the head graph runs
+and collected before the body. `MappedRows` is the plain implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashnext.export.errors import CheckpointError
+from flashnext.export.graphs.manifest import NgramSpec
+from flashnext.runtime.engines.base import Array, numpy_dtype
+
+if TYPE_CHECKING:
+    from flashnext.export.checkpoint.reader import Checkpoint
+
+Ints = NDArray[np.int64]
+ROW_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def ids(spec: NgramSpec, tokens: NDArray[Any], context: NDArray[Any]) -> Ints:
+    """Row numbers [B, S, heads] of the table for tokens [B, S] that follow context [B, ngram_size - 1].
+
+    Order m hashes the last m tokens: (t_i * a_0) xor (t_{i-1} * a_1) xor …, wrapping in int64, then the non-negative
+    remainder by each head's size, plus the head's offset. Context before the start of the text is eos.
+    """
+    size, length = len(spec.multipliers), tokens.shape[1]
+    history = np.concatenate([context, tokens], axis=1).astype(np.int64)
+    multipliers = np.array(spec.multipliers, np.int64)
+    sizes = np.array(spec.head_sizes, np.int64).reshape(size - 1, spec.heads_per_ngram)
+    out = np.empty((*tokens.shape, *sizes.shape), np.int64)
+    mixed = history[:, size - 1 :] * multipliers[0]
+    across_eos = np.zeros(tokens.shape, np.bool_)
+    for shift in range(1, size):
+        earlier = history[:, size - 1 - shift : size - 1 - shift + length]
+        # An eos between this position and the token hides everything up to it: those positions read as eos.
+        across_eos |= earlier == spec.eos
+        mixed ^= np.where(across_eos, spec.eos, earlier) * multipliers[shift]
+        # numpy's remainder, like torch's, has the divisor's sign: never negative here.
+        np.remainder(mixed[..., None], sizes[shift - 1], out=out[:, :, shift - 1])
+    return out.reshape(*tokens.shape, -1) + np.array(spec.head_offsets, np.int64)
+
+
+class Ticket(Protocol):
+    """A fetch under way."""
+
+    def wait(self) -> Array:
+        """The rows [B, S, columns * heads] in the graph's dtype; zeros where a row of the batch has no token."""
+
+
+class RowSource(Protocol):
+    """Finds the rows of one n-gram layer."""
+
+    def submit(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any]) -> Ticket:
+        """Start fetching the rows of a step's valid tokens (`new_len` of each sequence); returns at once."""
+
+    def close(self) -> None:
+        """Let go of threads and files."""
+
+
+class FutureTicket:
+    """Ticket of a fetch on another thread."""
+
+    def __init__(self, future: Future[Array]) -> None:
+        self._future = future
+
+    def wait(self) -> Array:
+        return self._future.result()
+
+
+class MappedRows:
+    """Gathers rows straight from the memory-mapped shards, on one thread of its own; the table is never copied."""
+
+    def __init__(self, spec: NgramSpec, shards: Sequence[Array], dtype: str) -> None:
+        """`shards` are the table's parts [rows, columns] in order; `dtype` is what the graph takes.
+
+        Raises:
+            CheckpointError: shards that do not form the table, or of a dtype that would need a scale.
+        """
+        _check_shards(spec, shards)
+        self.spec = spec
+        self._shards = list(shards)
+        self._starts = np.cumsum([0, *(len(s) for s in shards)])
+        self._dtype = numpy_dtype(dtype)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"ngram-{spec.layer}")
+
+    @classmethod
+    def open(cls, spec: NgramSpec, checkpoint: Checkpoint, dtype: str) -> MappedRows:
+        """Map the shards that the manifest lists."""
+        missing = [name for name in spec.shards if name not in checkpoint.tensors]
+        if missing:
+            raise CheckpointError(f"The checkpoint lacks {missing[0]} of the n-gram table. Export the bundle again.")
+        return cls(spec, [checkpoint.array(name) for name in spec.shards], dtype)
+
+    def submit(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any]) -> FutureTicket:
+        return FutureTicket(self._worker.submit(self.rows, tokens.copy(), context.copy(), new_len.copy()))
+
+    def rows(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any]) -> Array:
+        """The rows of one step, at once."""
+        heads, columns = len(self.spec.head_sizes), self.spec.columns
+        valid = np.arange(tokens.shape[1]) < np.asarray(new_len)[:, None]
+        out = np.zeros((*tokens.shape, heads, columns), self._dtype)
+        out[valid] = self.gather(ids(self.spec, tokens, context)[valid].reshape(-1)).reshape(-1, heads, columns)
+        return out.reshape(*tokens.shape, heads * columns)
+
+    def gather(self, row_ids: Ints) -> Array:
+        """Rows [len(row_ids), columns] of the table: one indexed read per shard that is touched."""
+        out = np.empty((len(row_ids), self.spec.columns), self._dtype)
+        shard_of = np.searchsorted(self._starts, row_ids, side="right") - 1
+        for shard in np.unique(shard_of):
+            chosen = np.flatnonzero(shard_of == shard)
+            out[chosen] = self._shards[shard][row_ids[chosen] - self._starts[shard]]
+        return out
+
+    def close(self) -> None:
+        self._worker.shutdown()
+
+
+def _check_shards(spec: NgramSpec, shards: Sequence[Array]) -> None:
+    for name, shard in zip(spec.shards, shards, strict=True):
+        if shard.ndim != 2 or shard.shape[1] != spec.columns:
+            raise CheckpointError(f"{name} has shape {list(shard.shape)}; expected [rows, {spec.columns}].")
+        if shard.dtype.name not in ROW_DTYPES:
+            raise CheckpointError(f"{name} is {shard.dtype.name}; n-gram rows are read as {', '.join(ROW_DTYPES)}.")
+    rows, needed = sum(len(s) for s in shards), sum(spec.head_sizes)
+    if rows < max(spec.rows, needed):
+        raise CheckpointError(f"The n-gram table of layer {spec.layer} has {rows:,} rows, {needed:,} are hashed to.")
