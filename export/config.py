@@ -354,7 +354,7 @@ def _rope(r: _FieldReader) -> RopeConfig:
     if not isinstance(raw, dict):
         r.faults.append(f"rope_parameters must be an object, found {raw!r}")
         raw = {}
-    shared = {k: r.raw[k] for k in ("rope_theta", "partial_rotary_factor") if k in r.raw}
+    shared: dict[str, Any] = {k: r.raw[k] for k in ("rope_theta", "partial_rotary_factor") if k in r.raw}
     rope, faults = parse_rope({**shared, **raw}, r.raw.get("max_position_embeddings"))
     r.faults.extend(faults)
     return rope

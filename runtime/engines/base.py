@@ -45,7 +45,9 @@ DTYPES: dict[str, Any] = {
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """numpy dtype of a manifest's dtype name; bfloat16 and the 8-bit floats come from ml_dtypes."""
     if name in DTYPES:
-        return np.dtype(DTYPES[name])
+        dtype: np.dtype[Any] = np.dtype(DTYPES[name])
+        return dtype
     import ml_dtypes
 
-    return np.dtype(getattr(ml_dtypes, name))
+    extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return extended
