@@ -371,11 +371,11 @@ def parse_rope(raw: dict[str, Any], native_context: Any = None) -> tuple[RopeCon
     def maybe(name: str) -> float | None:
         return None if sub.raw.get(name) is None else sub.number(name, None, 0.0, 1e6)
 
-    fields: dict[str, Any] = dict(
-        rope_theta=sub.number("rope_theta", 10000.0, 1.0, 1e12),
-        partial_rotary_factor=sub.number("partial_rotary_factor", 1.0, 1e-6, 1.0),
-        rope_type=kind,
-    )
+    fields: dict[str, Any] = {
+        "rope_theta": sub.number("rope_theta", 10000.0, 1.0, 1e12),
+        "partial_rotary_factor": sub.number("partial_rotary_factor", 1.0, 1e-6, 1.0),
+        "rope_type": kind,
+    }
     if kind == "yarn":
         native = native_context if isinstance(native_context, int) and native_context > 0 else None
         fields.update(

@@ -22,7 +22,7 @@ _ATTRIBUTE_TYPES = {"int": "int", "float": "float", "string": "str"}
 
 def torch_name(op: str, form: str) -> str:
     """`GatedResidual`, `pending` -> `gated_residual_pending`."""
-    snake = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", op).lower()
+    snake = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", op).lower()
     return f"{snake}_{form}"
 
 
@@ -41,7 +41,7 @@ def _signature(op: schema.Op, form: schema.Form) -> str:
 
 
 def _functional(op: schema.Op, form: schema.Form) -> Any:
-    states = {name for name in form.aliases.values()}
+    states = set(form.aliases.values())
     reference = REFERENCES[op.name][form.name]
 
     def run(*inputs: Tensor, **attributes: Any) -> Any:

@@ -27,7 +27,7 @@ def rotate(x: Tensor, positions: Tensor, inv_freq: Tensor, scale: float) -> Tens
 
 
 def ring_history(ring: Tensor, past_len: int, count: int) -> Tensor:
-    """Values [count, C] at positions past_len - count … past_len - 1 of one slot's ring [Q, C]; zero before the start."""
+    """Values [count, C] at positions past_len - count … past_len - 1 of one slot's ring [Q, C]; 0 before the start."""
     out = torch.zeros(count, ring.shape[1], dtype=ring.dtype)
     for i in range(count):
         position = past_len - count + i
