@@ -9,7 +9,7 @@ Graphs: "head" (embedding and the layers before the first n-gram layer; absent w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from flashnext.export.config import LINEAR_ATTENTION, SPARSE_ATTENTION, ModelConfig
@@ -61,10 +61,17 @@ def layers_of(config: ModelConfig, graph: str) -> range:
     return {"head": range(split), "body": range(split, config.num_hidden_layers)}.get(graph, range(0))
 
 
-def graph_spec(config: ModelConfig, options: BuildOptions, graph: str) -> GraphSpec:
-    """Inputs, outputs and states of one graph, in the order in which its module takes and returns them."""
+def graph_spec(
+    config: ModelConfig, options: BuildOptions, graph: str, expert_dtypes: Mapping[str, str] | None = None
+) -> GraphSpec:
+    """Inputs, outputs and states of one graph, in the order in which its module takes and returns them.
+
+    `expert_dtypes` gives the stored dtype of each layer's experts by the layer's prefix (they are bound as they are);
+    without it they have the activation dtype.
+    """
     states = list(_states(config, options, graph))
-    inputs = [*_step_inputs(config, options, graph), *weight_inputs(config, options, graph), *states]
+    weights = _weight_inputs(config, options, graph, expert_dtypes or {})
+    inputs = [*_step_inputs(config, options, graph), *weights, *states]
     outs = [TensorSpec(f"{t.name}_out", t.dtype, t.shape, "state") for t in states]
     return GraphSpec(
         file=f"{graph}.onnx",
@@ -127,11 +134,11 @@ def expert_prefixes(config: ModelConfig, graph: str) -> Iterator[str]:
     yield from (f"layers.{i}" for i in layers_of(config, graph))
 
 
-def weight_inputs(
-    config: ModelConfig, options: BuildOptions, graph: str, expert_dtype: str | None = None
+def _weight_inputs(
+    config: ModelConfig, options: BuildOptions, graph: str, expert_dtypes: Mapping[str, str]
 ) -> Iterator[TensorSpec]:
     """Inputs bound once from the checkpoint: embedding, LM head, experts."""
-    dense, experts = options.dtype, expert_dtype or options.dtype
+    dense = options.dtype
     table: tuple[Size, ...] = (config.vocab_size, config.hidden_size)
     if graph != "body" or not first_ngram_layer(config):
         yield TensorSpec("embed_tokens.weight", dense, table, "weight")
@@ -139,6 +146,7 @@ def weight_inputs(
         yield TensorSpec("lm_head.weight", dense, table, "weight")
     count, width, hidden = config.num_experts, config.moe_intermediate_size, config.hidden_size
     for prefix in expert_prefixes(config, graph):
+        experts = expert_dtypes.get(prefix, dense)
         yield TensorSpec(f"{prefix}.mlp.experts.gate_up_proj", experts, (count, 2, width, hidden), "weight")
         yield TensorSpec(f"{prefix}.mlp.experts.down_proj", experts, (count, hidden, width), "weight")
 

@@ -6,6 +6,8 @@ stored and the layers cast where they compute.
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,10 +23,13 @@ from flashnext.export.model.rope import rotary_frequencies
 def to_torch(array: NDArray[np.generic]) -> Tensor:
     """A tensor over the array's memory; the 16- and 8-bit floats of ml_dtypes are reinterpreted, not converted."""
     name = array.dtype.name
-    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        bits = array.view({1: np.uint8, 2: np.int16}[array.dtype.itemsize])
-        return torch.from_numpy(bits).view(getattr(torch, name))
-    return torch.from_numpy(array)
+    foreign = name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+    bits = array.view({1: np.uint8, 2: np.int16}[array.dtype.itemsize]) if foreign else array
+    with warnings.catch_warnings():
+        # Weights are mapped read-only and nothing writes to them; torch warns about that for every one.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        tensor = torch.from_numpy(bits)
+    return tensor.view(getattr(torch, name)) if foreign else tensor
 
 
 def build_on_meta(config: ModelConfig, options: BuildOptions, name: str) -> Graph:

@@ -1,0 +1,259 @@
+"""`flashnext export`: a checkpoint becomes a bundle of ONNX graphs and a manifest, without loading any weight.
+
+The bundle is made in a hidden folder beside its target and renamed at the end, so it appears whole or not at all.
+
+    export_bundle("Qwen3.8-Flash-Next", "bundle", ExportOptions(window=8, capacity=32768))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from flashnext.export.checkpoint.generation import generation_settings
+from flashnext.export.checkpoint.identity import identity
+from flashnext.export.checkpoint.reader import Checkpoint
+from flashnext.export.config import ModelConfig, parse_rope
+from flashnext.export.errors import BundleError, ConfigError
+from flashnext.export.graphs import external, functions
+from flashnext.export.graphs.io import BuildOptions, expert_prefixes, graph_names, graph_spec
+from flashnext.export.graphs.manifest import CheckpointRef, GraphSpec, Manifest, WeightSpec
+from flashnext.export.graphs.trace import trace
+from flashnext.export.model.loading import build_on_meta
+from flashnext.export.model.rope import rotary_frequencies
+from flashnext.export.ops import schema
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+_DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class ExportOptions(BuildOptions):
+    """Options of `flashnext export`.
+
+    `indexer_budget` (tokens a query may choose) and `rope_scaling` (`rope_parameters` of the checkpoint's form, for
+    example YaRN) override the checkpoint's configuration. `beside` also writes the graphs next to the shards, where
+    command line tools find the external data. `overwrite` replaces an existing bundle.
+    """
+
+    indexer_budget: int | None = None
+    rope_scaling: dict[str, Any] | None = None
+    beside: bool = False
+    overwrite: bool = False
+
+
+def export_bundle(
+    checkpoint_folder: str | Path,
+    bundle_folder: str | Path,
+    options: ExportOptions | None = None,
+    *,
+    note: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Manifest:
+    """Export a checkpoint to a bundle; returns the manifest.
+
+    `note` gets remarks for the user, `progress` the name of each graph when it is begun.
+
+    Raises:
+        ConfigError, CheckpointError: the checkpoint or an option does not fit.
+        BundleError: the target exists (without `overwrite`) or cannot be written.
+    """
+    options = options or ExportOptions()
+    target = Path(bundle_folder)
+    _check_target(target, options.overwrite)
+    checkpoint = Checkpoint.open(checkpoint_folder, note)
+    config = overridden(checkpoint.config, options)
+    options.check(config)
+    with _whole_or_nothing(target) as folder:
+        manifest = _write_bundle(checkpoint, config, options, folder, progress)
+    if options.beside:
+        write_beside(target, manifest)
+    return manifest
+
+
+def overridden(config: ModelConfig, options: ExportOptions) -> ModelConfig:
+    """The checkpoint's configuration with the options' overrides, checked again."""
+    changes: dict[str, Any] = {}
+    if options.indexer_budget is not None:
+        changes["indexer_budget"] = options.indexer_budget
+    if options.rope_scaling is not None:
+        base = dataclasses.asdict(config.rope) | {"original_max_position_embeddings": None}
+        raw = {k: v for k, v in (base | options.rope_scaling).items() if v is not None}
+        rope, faults = parse_rope(raw, config.rope.original_max_position_embeddings or config.max_position_embeddings)
+        if faults:
+            raise ConfigError("--rope-scaling cannot be used: " + "; ".join(faults))
+        changes["rope"] = rope
+        if rope.original_max_position_embeddings is not None:
+            changes["max_position_embeddings"] = int(rope.original_max_position_embeddings * rope.factor)
+    return config.with_overrides(**changes) if changes else config
+
+
+def _write_bundle(
+    checkpoint: Checkpoint, config: ModelConfig, options: ExportOptions, folder: Path, progress: Callable[[str], None]
+) -> Manifest:
+    graphs: dict[str, GraphSpec] = {}
+    for name in graph_names(config):
+        progress(name)
+        spec = graph_spec(config, options, name, _expert_dtypes(checkpoint, config, name))
+        model, _ = build_onnx(checkpoint, config, options, name, spec)
+        ir.save(model, folder / spec.file)
+        graphs[name] = spec
+    files = tuple(f for f in TOKENIZER_FILES if (checkpoint.folder / f).is_file())
+    for file in files:
+        shutil.copyfile(checkpoint.folder / file, folder / file)
+    stops, sampling = generation_settings(checkpoint.folder, checkpoint.config)
+    manifest = Manifest(
+        config=config,
+        dtype=options.dtype,
+        window=options.window,
+        capacity=options.capacity,
+        slots=options.slots,
+        residual_dtype=options.dtype,
+        checkpoint=CheckpointRef(
+            str(checkpoint.folder.resolve()), identity(checkpoint.folder), str(checkpoint.common_parent)
+        ),
+        graphs=graphs,
+        weights=tuple(_weight_specs(checkpoint, config, graphs)),
+        ngrams=tuple(checkpoint.ngram_spec(layer) for layer in config.ngram_layers),
+        ops={op.name: schema.VERSION for op in schema.OPS},
+        tokenizer_files=files,
+        stop_token_ids=stops,
+        sampling_defaults=sampling,
+        producer=f"flashnext-trt {importlib.metadata.version('flashnext-trt')}",
+    )
+    manifest.write(folder)
+    return manifest
+
+
+def build_onnx(
+    checkpoint: Checkpoint, config: ModelConfig, options: BuildOptions, name: str, spec: GraphSpec
+) -> tuple[ir.Model, Counter[str]]:
+    """One graph as an ONNX model with external weights and portable functions, and its custom nodes by op and form."""
+    graph = build_on_meta(config, options, name)
+    dtypes = {key: getattr(torch, _DTYPE_NAMES[checkpoint.tensors[key].dtype]) for key in graph.state_dict()}
+    model = trace(graph, spec, dtypes)
+    counts = functions.attach(model, options.window)
+    inv_freq = ir.tensor(rotary_frequencies(config)[0].numpy(), name="inv_freq")
+    external.point_to_checkpoint(model, checkpoint, {"inv_freq": inv_freq})
+    model.producer_name, model.producer_version = "flashnext-trt", importlib.metadata.version("flashnext-trt")
+    return model, counts
+
+
+def _expert_dtypes(checkpoint: Checkpoint, config: ModelConfig, graph: str) -> dict[str, str]:
+    out = {}
+    for prefix in expert_prefixes(config, graph):
+        gate_up, _ = checkpoint.expert_sources(prefix)
+        out[prefix] = _DTYPE_NAMES[checkpoint.tensors[gate_up[0].replace("{e}", "0")].dtype]
+    return out
+
+
+def _weight_specs(checkpoint: Checkpoint, config: ModelConfig, graphs: dict[str, GraphSpec]) -> Iterator[WeightSpec]:
+    """Where each weight input of any graph comes from; the same input of several graphs is one weight."""
+    seen: set[str] = set()
+    for name, spec in graphs.items():
+        sources = _dense_sources(config)
+        for prefix in expert_prefixes(config, name):
+            gate_up, down = checkpoint.expert_sources(prefix)
+            sources |= {f"{prefix}.mlp.experts.gate_up_proj": gate_up, f"{prefix}.mlp.experts.down_proj": down}
+        for tensor in spec.inputs:
+            if tensor.role == "weight" and tensor.name not in seen:
+                seen.add(tensor.name)
+                shape = tuple(int(d) for d in tensor.shape)
+                yield WeightSpec(tensor.name, tensor.dtype, shape, sources[tensor.name])
+
+
+def _dense_sources(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    lm_head = "embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    return {"embed_tokens.weight": ("embed_tokens.weight",), "lm_head.weight": (lm_head,)}
+
+
+# --- files: whole or not at all ---------------------------------------------------------------------------------------
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    if target.exists() and not target.is_dir():
+        raise BundleError(f"{target} is a file; name a folder for the bundle.")
+    if target.is_dir() and any(target.iterdir()):
+        if not (target / "manifest.json").is_file():
+            raise BundleError(f"{target} holds files that are not a bundle; name another folder.")
+        if not overwrite:
+            raise BundleError(
+                f"{target} holds a bundle already; add --overwrite to replace it, or name another folder."
+            )
+    if not target.absolute().parent.is_dir():
+        raise BundleError(f"{target.absolute().parent} does not exist; make it first, or name another folder.")
+
+
+@contextmanager
+def _whole_or_nothing(target: Path) -> Iterator[Path]:
+    """A folder to write into that becomes `target` when the block ends well and vanishes otherwise."""
+    try:
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.absolute().parent))
+    except OSError as cause:
+        raise BundleError(f"The bundle cannot be written beside {target} ({cause}); name another folder.") from None
+    try:
+        yield work
+        work.chmod(0o755)
+        _replace(work, target)
+    except OSError as cause:
+        raise BundleError(f"The bundle could not be written to {target} ({cause}); nothing was kept.") from cause
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _replace(work: Path, target: Path) -> None:
+    """Move `work` to `target`; an old bundle there steps aside first and goes once the new one is in place."""
+    if not target.exists():
+        os.replace(work, target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.absolute().parent)) / "bundle"
+    os.replace(target, old)
+    try:
+        os.replace(work, target)
+    except OSError:
+        os.replace(old, target)
+        raise
+    finally:
+        shutil.rmtree(old.parent, ignore_errors=True)
+
+
+def beside_path(manifest: Manifest, bundle: Path, graph: str) -> Path:
+    """Where `--beside` puts a graph: next to the shards, with the bundle's name in front."""
+    return Path(manifest.checkpoint.common_parent) / f"{bundle.absolute().name}.{graph}.onnx"
+
+
+def write_beside(bundle: Path, manifest: Manifest) -> list[Path]:
+    """Copy the bundle's graphs next to the shards (for tools that look for external data beside the graph)."""
+    written = []
+    for graph, spec in manifest.graphs.items():
+        path = beside_path(manifest, bundle, graph)
+        partial = path.with_name(f".{path.name}.part")
+        try:
+            shutil.copyfile(bundle / spec.file, partial)
+            os.replace(partial, path)
+        except OSError as cause:
+            partial.unlink(missing_ok=True)
+            raise BundleError(
+                f"{path} cannot be written ({cause}); --beside needs a checkpoint folder that can be written to. "
+                f"The bundle itself is whole at {bundle}."
+            ) from None
+        written.append(path)
+    return written

@@ -1,0 +1,175 @@
+"""From a graph module to an ONNX graph without weights: torch.export and torch.onnx under fake tensors.
+
+Each custom op becomes one node of domain `flashnext`. While torch translates, a node's type is `<Op>_<form>` (its
+schema, made from the op table, has fixed inputs and outputs); `functions.attach` then makes it `<Op>` with the form
+as overload and attribute, and adds the portable function. Parameters become initializers without data, which
+`external.point_to_checkpoint` points into the checkpoint's files.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from onnxscript.values import Opset
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flashnext.export.graphs.manifest import GraphSpec, TensorSpec
+from flashnext.export.model.graphs import Graph
+from flashnext.export.ops import schema, torch_ops
+
+OPSET = 23
+_EXAMPLE_SIZES = {"B": 2, "S": 3, "N": 5}
+"""Sizes of the example step: distinct, and none of them 0 or 1, which torch.export would bake in."""
+
+
+class _Positional(nn.Module):
+    """A graph module that takes and returns tensors in the specification's order, as tracing wants them."""
+
+    def __init__(self, graph: Graph, spec: GraphSpec) -> None:
+        super().__init__()
+        self.graph = graph
+        self.names = [t.name for t in spec.inputs]
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.graph(dict(zip(self.names, tensors, strict=True))).values())
+
+
+def trace(graph: Graph, spec: GraphSpec, parameter_dtypes: dict[str, torch.dtype]) -> ir.Model:
+    """Trace a graph module (built on the meta device) with the inputs and outputs of `spec`.
+
+    `parameter_dtypes` are the dtypes that the checkpoint stores; the graph casts where it computes in another.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        _fake_parameters(graph, parameter_dtypes)
+        args = tuple(_example(t) for t in spec.inputs)
+        dims = {name: torch.export.Dim(name) for name in _EXAMPLE_SIZES}
+        shapes = (tuple({i: dims[d] for i, d in enumerate(t.shape) if isinstance(d, str)} for t in spec.inputs),)
+        with _quiet():
+            program = torch.export.export(_Positional(graph, spec), args, dynamic_shapes=shapes, strict=False)
+            result = torch.onnx.export(
+                program,
+                (),
+                custom_translation_table=_translations(),
+                input_names=[t.name for t in spec.inputs],
+                output_names=[t.name for t in spec.outputs],
+                opset_version=OPSET,
+                optimize=False,
+                verify=False,
+                verbose=False,
+            )
+    assert result is not None
+    model = result.model
+    for value, port in zip((*model.graph.inputs, *model.graph.outputs), (*spec.inputs, *spec.outputs), strict=True):
+        value.shape = ir.Shape(port.shape)
+    _strip_prefix(model)
+    return model
+
+
+def _fake_parameters(graph: Graph, dtypes: dict[str, torch.dtype]) -> None:
+    for module_name, module in graph.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            key = f"{module_name}.{name}" if module_name else name
+            fake = torch.empty(parameter.shape, dtype=dtypes[key])
+            setattr(module, name, nn.Parameter(fake, requires_grad=False))
+    graph.inv_freq = nn.Buffer(torch.empty(graph.inv_freq.shape), persistent=False)
+
+
+def _example(spec: TensorSpec) -> Tensor:
+    shape = [_EXAMPLE_SIZES[d] if isinstance(d, str) else d for d in spec.shape]
+    return torch.empty(shape, dtype=getattr(torch, spec.dtype))
+
+
+def _strip_prefix(model: ir.Model) -> None:
+    """Initializers are called like the checkpoint's tensors again (the wrapper put `graph.` before them)."""
+    initializers = model.graph.initializers
+    for name in list(initializers):
+        value = initializers.pop(name)
+        value.name = name.removeprefix("graph.")
+        initializers[value.name] = value
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks about packages that this model does not use."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+# --- translation of the custom ops --------------------------------------------------------------------------------------
+
+
+@cache
+def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """torch op of each form -> function that emits its node; registers the forms' ONNX schemas once."""
+    table: dict[Callable[..., Any], Callable[..., Any]] = {}
+    for op in schema.OPS:
+        for form in op.forms:
+            onnx.defs.register_schema(_form_schema(op, form))
+            packet = getattr(torch.ops.flashnext, torch_ops.torch_name(op.name, form.name))
+            table[packet.default] = _emitter(traced_name(op.name, form.name))
+    return table
+
+
+def traced_name(op: str, form: str) -> str:
+    """Node type of a form while torch translates."""
+    return f"{op}_{form}"
+
+
+def _emitter(name: str) -> Callable[..., Any]:
+    opset = Opset(schema.DOMAIN, schema.VERSION)
+
+    def emit(*inputs: Any, **attributes: Any) -> Any:
+        return getattr(opset, name)(*inputs, **attributes)
+
+    return emit
+
+
+_ONNX_TYPES = {
+    "float32": "tensor(float)",
+    "float16": "tensor(float16)",
+    "bfloat16": "tensor(bfloat16)",
+    "int32": "tensor(int32)",
+}
+
+
+def _form_schema(op: schema.Op, form: schema.Form) -> Any:
+    """ONNX schema of one form, from the table."""
+    kinds = onnx.defs.OpSchema.AttrType
+    ports = (*form.inputs, *form.outputs)
+
+    def typed(port: schema.Port) -> Any:
+        return onnx.defs.OpSchema.FormalParameter(port.name, _ONNX_TYPES.get(port.dtype, port.dtype), port.doc)
+
+    return onnx.defs.OpSchema(
+        traced_name(op.name, form.name),
+        schema.DOMAIN,
+        schema.VERSION,
+        doc=f"{op.doc} {form.doc}",
+        inputs=[typed(p) for p in form.inputs],
+        outputs=[typed(p) for p in form.outputs],
+        type_constraints=[
+            (variable, [_ONNX_TYPES[d] for d in dtypes], "")
+            for variable, dtypes in op.type_variables.items()
+            if any(p.dtype == variable for p in ports)
+        ],
+        attributes=[
+            onnx.defs.OpSchema.Attribute(a.name, getattr(kinds, a.kind.upper()), a.doc, required=True)
+            for a in op.attributes
+        ],
+    )

@@ -1,0 +1,109 @@
+"""The `onnxruntime` engine: portable graphs on the CPU, states updated in place.
+
+Each state's input and output are bound to one buffer, so a step copies no state. The graph is loaded from bytes and
+its weights from the checkpoint's files, which a session option names. An array is bound by address: whoever owns
+it keeps it, the engine only keeps a reference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from flashnext.export.checkpoint.reader import Checkpoint
+from flashnext.export.errors import EngineError
+from flashnext.export.graphs.manifest import GraphSpec, Manifest, TensorSpec
+from flashnext.runtime.engines.base import Array, numpy_dtype
+
+# ONNX TensorProto.DataType values of the dtypes that numpy has no name of its own for.
+_ONNX_TYPES = {"bfloat16": 16, "float8_e4m3fn": 17}
+
+
+class OnnxRuntimeEngine:
+    """One graph of a bundle in an ONNX Runtime session."""
+
+    def __init__(
+        self, graph: str, bundle: Path, manifest: Manifest, checkpoint: Checkpoint, threads: int | None
+    ) -> None:
+        self.spec: GraphSpec = manifest.graphs[graph]
+        path = bundle / self.spec.file
+        try:
+            self._session = ort.InferenceSession(
+                path.read_bytes(), _session_options(checkpoint.common_parent, threads), ["CPUExecutionProvider"]
+            )
+        except Exception as cause:
+            raise EngineError(f"ONNX Runtime cannot load {path}: {str(cause).splitlines()[0]}") from cause
+        self._inputs = {t.name: t for t in self.spec.inputs}
+        self._outputs = [t for t in self.spec.outputs if t.role != "state"]
+        self._bound: dict[str, tuple[Array, ort.OrtValue]] = {}
+        self._binding = self._session.io_binding()
+
+    def bind(self, tensors: Mapping[str, Array]) -> None:
+        """See `Engine.bind`."""
+        for name, array in tensors.items():
+            if name not in self._inputs:
+                continue
+            spec = self._inputs[name]
+            _check(spec, array)
+            value = _ort_value(array)
+            self._bound[name] = (array, value)
+            self._binding.bind_ortvalue_input(name, value)
+            if name in self.spec.states:
+                self._binding.bind_ortvalue_output(self.spec.states[name], value)
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """See `Engine.run`."""
+        sizes: dict[str, int] = {}
+        kept = []
+        for name, array in feeds.items():
+            spec = self._inputs[name]
+            _check(spec, array)
+            sizes.update({d: n for d, n in zip(spec.shape, array.shape, strict=True) if isinstance(d, str)})
+            kept.append(_ort_value(array))
+            self._binding.bind_ortvalue_input(name, kept[-1])
+        outputs = {t.name: _empty(t, sizes) for t in self._outputs}
+        for name, array in outputs.items():
+            kept.append(_ort_value(array))
+            self._binding.bind_ortvalue_output(name, kept[-1])
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as cause:
+            raise EngineError(f"ONNX Runtime failed on {self.spec.file}: {str(cause).splitlines()[0]}") from cause
+        return outputs
+
+
+def _session_options(weights: Path, threads: int | None) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights))
+    options.log_severity_level = 3
+    if count := threads or int(os.environ.get("OMP_NUM_THREADS", 0)):
+        options.intra_op_num_threads = count
+    return options
+
+
+def _check(spec: TensorSpec, array: Array) -> None:
+    fits = len(array.shape) == len(spec.shape) and all(
+        isinstance(want, str) or want == have for want, have in zip(spec.shape, array.shape, strict=True)
+    )
+    if array.dtype != numpy_dtype(spec.dtype) or not fits or not array.flags.c_contiguous:
+        raise EngineError(
+            f"{spec.name} must be contiguous {spec.dtype} of shape {list(spec.shape)}, "
+            f"found {array.dtype.name} of shape {list(array.shape)}."
+        )
+
+
+def _ort_value(array: Array) -> ort.OrtValue:
+    """An OrtValue over the array's own memory."""
+    if array.dtype.name in _ONNX_TYPES:
+        bits = array.view({1: np.uint8, 2: np.uint16}[array.dtype.itemsize])
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_TYPES[array.dtype.name])
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _empty(spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
+    """Memory for an output: its sizes follow from the inputs of the step."""
+    return np.empty([sizes[d] if isinstance(d, str) else d for d in spec.shape], numpy_dtype(spec.dtype))
