@@ -201,7 +201,7 @@ def read_json_object(
         size = path.stat().st_size
         if size > max_bytes:
             raise error(f"{path} is {size:,} bytes, more than the {max_bytes:,} that {what} may have.")
-        value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_no_duplicate_keys)
+        value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=no_duplicate_keys)
     except FileNotFoundError:
         raise error(f"{path} does not exist; expected {what}.") from None
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as cause:
@@ -211,11 +211,13 @@ def read_json_object(
     return value
 
 
-def _no_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def no_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Hook for `json.loads`: a key that appears twice is an error (Python would silently keep the last value)."""
     out = dict(pairs)
     if len(out) != len(pairs):
-        names = [k for k, _ in pairs]
-        raise ValueError(f"duplicate key {next(k for k in names if names.count(k) > 1)!r}")
+        seen: set[str] = set()
+        twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+        raise ValueError(f"duplicate key {twice!r:.200}")
     return out
 
 

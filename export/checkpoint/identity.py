@@ -1,0 +1,61 @@
+"""Identity of a checkpoint: one SHA-256 that a bundle keeps, to notice that its weights have changed.
+
+Hashing 360 GB would take minutes, so it covers config.json, the index, and of each shard its name, size, header and
+samples of 64 KiB spread evenly over the file; shards of up to 8 MiB are read whole. The folder's path is not part of
+it: a checkpoint may move.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from flashnext.export.checkpoint.safetensors_file import LENGTH_BYTES, header_length, read_header
+from flashnext.export.checkpoint.shards import INDEX_NAME, shard_files
+from flashnext.export.errors import CheckpointError
+
+SAMPLE_BYTES = 64 << 10
+SAMPLES = 16
+WHOLE_BYTES = 8 << 20
+
+
+def identity(folder: str | Path) -> str:
+    """Hex SHA-256 of what a checkpoint folder holds.
+
+    Raises:
+        CheckpointError: a file is absent, unreadable or damaged.
+    """
+    digest = hashlib.sha256()
+    try:
+        for part in _parts(Path(folder)):
+            # Each part's length goes first, so that bytes cannot wander from one part to the next unnoticed.
+            digest.update(len(part).to_bytes(8, "little") + part)
+    except OSError as cause:
+        raise CheckpointError(f"The checkpoint {folder} cannot be read ({cause}).") from None
+    return digest.hexdigest()
+
+
+def _parts(folder: Path) -> Iterator[bytes]:
+    yield (folder / "config.json").read_bytes()
+    index = folder / INDEX_NAME
+    yield index.read_bytes() if index.exists() else b""
+    for shard in shard_files(folder):
+        read_header(shard)  # an identity is only given to sound files
+        yield shard.name.encode()
+        yield from _shard_parts(shard)
+
+
+def _shard_parts(shard: Path) -> Iterator[bytes]:
+    size = shard.stat().st_size
+    header = LENGTH_BYTES + header_length(shard)
+    yield size.to_bytes(8, "little")
+    with shard.open("rb") as stream:
+        yield stream.read(header)
+        if size <= WHOLE_BYTES:
+            yield stream.read()
+            return
+        last = max(header, size - SAMPLE_BYTES)
+        for i in range(SAMPLES):
+            stream.seek(header + (last - header) * i // (SAMPLES - 1))
+            yield stream.read(SAMPLE_BYTES)

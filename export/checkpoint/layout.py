@@ -1,0 +1,192 @@
+"""Which tensors a checkpoint has to hold: name, shape and dtypes, from the configuration alone.
+
+Names are the checkpoint's without their prefix (`model.language_model.` or `model.`). Two parts come in alternative
+forms, and what is present decides: routed experts (fused, or a tensor per expert; each MoE block on its own, because
+MTP layers are often converted separately) and the n-gram table (one tensor, or shards).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from flashnext.export.checkpoint.safetensors_file import TensorInfo, shown
+from flashnext.export.config import LINEAR_ATTENTION, ModelConfig
+
+FLOATS = ("BF16", "F16", "F32")
+MTP_LAYER = "mtp.layers.0"
+
+Shape = tuple[int | None, ...]
+Tensors = Iterator[tuple[str, "Expected"]]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a tensor has to be. A None in `shape` is a size that is checked elsewhere (rows of an n-gram shard)."""
+
+    shape: Shape
+    dtypes: tuple[str, ...] = FLOATS
+    optional: bool = False
+
+
+def expected_tensors(config: ModelConfig, present: Collection[str] = ()) -> dict[str, Expected]:
+    """The complete list; `present` are the names found, which choose between the alternative forms."""
+    per_expert = per_expert_layers(present)
+    return dict(_tensors(config, present, per_expert))
+
+
+def per_expert_layers(present: Collection[str]) -> frozenset[str]:
+    """Layers ("layers.3", "mtp.layers.0") whose experts are stored one by one."""
+    pattern = re.compile(r"((?:mtp\.)?layers\.\d+)\.mlp\.experts\.\d+\.")
+    return frozenset(m[1] for m in map(pattern.match, present) if m)
+
+
+def ngram_shards(layer: int, present: Collection[str]) -> list[str]:
+    """Names of the n-gram table's parts in order of their rows; gaps in the numbering are filled (they are missing)."""
+    base = f"layers.{layer}.ple.ple_embedding.ngram_embedding."
+    pattern = re.compile(re.escape(base) + r"shard_(\d{1,6})\.weight")
+    numbers = [int(m[1]) for m in map(pattern.fullmatch, present) if m]
+    if not numbers or f"{base}weight" in present:
+        return [f"{base}weight"]
+    # A stray number must not make a list of a million missing names.
+    count = max(numbers) + 1 if max(numbers) < 2 * len(numbers) else len(numbers)
+    return [f"{base}shard_{k}.weight" for k in range(count)]
+
+
+def layout_faults(expected: Mapping[str, Expected], found: Mapping[str, TensorInfo]) -> list[str]:
+    """One line for each tensor that is missing, surplus, misshapen or of a wrong dtype."""
+    faults = [
+        f"missing: {name}, expected {_shape(e.shape)} {_either(e.dtypes)}"
+        for name, e in expected.items()
+        if name not in found and not e.optional
+    ]
+    for name, info in found.items():
+        if (e := expected.get(name)) is None:
+            faults.append(f"surplus: {shown(info.raw_name)} {_shape(info.shape)} {info.dtype} is not part of the model")
+            continue
+        if not _fits(info.shape, e.shape):
+            faults.append(f"wrong shape: {name} is {_shape(info.shape)}, expected {_shape(e.shape)}")
+        if info.dtype not in e.dtypes:
+            faults.append(f"wrong dtype: {name} is {info.dtype}, expected {_either(e.dtypes)}")
+    return faults
+
+
+# --- the model's parts ------------------------------
+
+
+def _tensors(c: ModelConfig, present: Collection[str], per_expert: frozenset[str]) -> Tensors:
+    yield "embed_tokens.weight", Expected((c.vocab_size, c.hidden_size))
+    if not c.tie_word_embeddings:
+        yield "lm_head.weight", Expected((c.vocab_size, c.hidden_size))
+    for i, kind in enumerate(c.layer_types):
+        if i in c.ngram_layers:
+            yield from _ngram(c, i, present)
+        yield from _decoder_layer(c, f"layers.{i}", kind == LINEAR_ATTENTION, per_expert)
+    yield from _gated_residual(c, "hyper_connection_mixer", writes=False)
+    if c.has_mtp:
+        yield from _mtp(c, per_expert)
+
+
+def _decoder_layer(c: ModelConfig, layer: str, linear: bool, per_expert: frozenset[str]) -> Tensors:
+    yield from _gated_residual(c, f"{layer}.attn_hyper_connection", writes=True)
+    yield from _gated_delta_net(c, f"{layer}.linear_attn") if linear else _attention(c, f"{layer}.self_attn")
+    yield from _gated_residual(c, f"{layer}.mlp_hyper_connection", writes=True)
+    yield from _moe(c, f"{layer}.mlp", layer in per_expert)
+
+
+def _gated_residual(c: ModelConfig, at: str, writes: bool) -> Tensors:
+    wide = c.hc_count * c.hidden_size
+    yield f"{at}.hc_norm.weight", Expected((wide,))
+    yield f"{at}.input_mix_weight_down.weight", Expected((c.hc_lowrank, wide))
+    yield f"{at}.input_mix_weight_up.weight", Expected((wide, c.hc_lowrank))
+    if writes:
+        yield f"{at}.block_inject_weight.weight", Expected((c.hc_count, wide))
+
+
+def _gated_delta_net(c: ModelConfig, at: str) -> Tensors:
+    heads, hidden = c.linear_num_value_heads, c.hidden_size
+    yield f"{at}.in_proj_qkv.weight", Expected((c.linear_conv_dim, hidden))
+    yield f"{at}.in_proj_z.weight", Expected((c.linear_value_dim, hidden))
+    yield f"{at}.in_proj_b.weight", Expected((heads, hidden))
+    yield f"{at}.in_proj_a.weight", Expected((heads, hidden))
+    yield f"{at}.conv1d.weight", Expected((c.linear_conv_dim, 1, c.linear_conv_kernel_dim))
+    yield f"{at}.A_log", Expected((heads,))
+    yield f"{at}.dt_bias", Expected((heads,))
+    yield f"{at}.norm.weight", Expected((c.linear_value_head_dim,))
+    yield f"{at}.out_proj.weight", Expected((hidden, c.linear_value_dim))
+
+
+def _attention(c: ModelConfig, at: str) -> Tensors:
+    queries, keys, hidden = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim, c.hidden_size
+    yield f"{at}.q_proj.weight", Expected((2 * queries, hidden))
+    yield f"{at}.k_proj.weight", Expected((keys, hidden))
+    yield f"{at}.v_proj.weight", Expected((keys, hidden))
+    yield f"{at}.o_proj.weight", Expected((hidden, queries))
+    yield f"{at}.q_norm.weight", Expected((c.head_dim,))
+    yield f"{at}.k_norm.weight", Expected((c.head_dim,))
+    yield f"{at}.indexer.index_qk_proj.weight", Expected(((c.indexer_n_heads + 1) * c.indexer_head_dim, hidden))
+    yield f"{at}.indexer.q_layernorm.weight", Expected((c.indexer_head_dim,))
+    yield f"{at}.indexer.k_layernorm.weight", Expected((c.indexer_head_dim,))
+
+
+def _moe(c: ModelConfig, at: str, per_expert: bool) -> Tensors:
+    yield f"{at}.gate.weight", Expected((c.num_experts, c.hidden_size))
+    if per_expert:
+        for e in range(c.num_experts):
+            yield from _mlp(c, f"{at}.experts.{e}", c.moe_intermediate_size)
+    else:
+        width = c.moe_intermediate_size
+        yield f"{at}.experts.gate_up_proj", Expected((c.num_experts, 2 * width, c.hidden_size))
+        yield f"{at}.experts.down_proj", Expected((c.num_experts, c.hidden_size, width))
+    yield from _mlp(c, f"{at}.shared_expert", c.shared_expert_intermediate_size)
+    yield f"{at}.shared_expert_gate.weight", Expected((1, c.hidden_size))
+
+
+def _mlp(c: ModelConfig, at: str, width: int) -> Tensors:
+    yield f"{at}.gate_proj.weight", Expected((width, c.hidden_size))
+    yield f"{at}.up_proj.weight", Expected((width, c.hidden_size))
+    yield f"{at}.down_proj.weight", Expected((c.hidden_size, width))
+
+
+def _ngram(c: ModelConfig, layer: int, present: Collection[str]) -> Tensors:
+    at, wide = f"layers.{layer}.ple", c.hc_count * c.hidden_size
+    # Constants of the hash: stored by official checkpoints, derived when absent (ngram_constants).
+    for name, size in (
+        ("layer_multipliers", c.ngram_size),
+        ("ngram_heads_vocab_sizes", c.ngram_heads),
+        ("ngram_heads_offsets", c.ngram_heads),
+    ):
+        yield f"{at}.ple_embedding.{name}", Expected((size,), ("I64",), optional=True)
+    for name in ngram_shards(layer, present):
+        yield name, Expected((None, c.ple_embed_dim // c.ngram_heads))
+    yield f"{at}.key_proj.weight", Expected((wide, c.ple_embed_dim))
+    yield f"{at}.value_proj.weight", Expected((c.hidden_size, c.ple_embed_dim))
+    for norm in ("norm_key", "norm_query", "norm_conv"):
+        yield f"{at}.{norm}.weight", Expected((wide,))
+    yield f"{at}.conv1d.weight", Expected((wide, 1, c.ple_conv_kernel_size))
+
+
+def _mtp(c: ModelConfig, per_expert: frozenset[str]) -> Tensors:
+    hidden = c.hidden_size
+    yield "mtp.fc_embedding.weight", Expected((hidden, hidden))
+    yield "mtp.fc_hidden.weight", Expected((hidden, hidden))
+    yield "mtp.pre_fc_norm_embedding.weight", Expected((hidden,))
+    yield "mtp.pre_fc_norm_hidden.weight", Expected((c.hc_count * hidden,))
+    yield from _decoder_layer(c, MTP_LAYER, linear=False, per_expert=per_expert)
+    yield from _gated_residual(c, "mtp.hyper_connection_mixer", writes=False)
+
+
+# --- words of the messages ------------------------------
+
+
+def _fits(shape: tuple[int, ...], expected: Shape) -> bool:
+    return len(shape) == len(expected) and all(e in (None, s) for s, e in zip(shape, expected, strict=True))
+
+
+def _shape(shape: Shape) -> str:
+    return "[" + ", ".join("rows" if d is None else str(d) for d in shape) + "]"
+
+
+def _either(dtypes: tuple[str, ...]) -> str:
+    return dtypes[0] if len(dtypes) == 1 else f"{', '.join(dtypes[:-1])} or {dtypes[-1]}"

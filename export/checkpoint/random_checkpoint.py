@@ -1,0 +1,96 @@
+"""Write a small checkpoint with random weights in the official layout: for tests, the demo and trying things out.
+
+    python -m flashnext.export.checkpoint.random_checkpoint FOLDER [--seed 0] [--dtype bfloat16] [--experts fused] …
+
+It has everything that the official one has: nested configuration, shards with an index, n-gram shards with their
+constants, an MTP layer, tokenizer with chat template, generation settings. Its text is noise, but every mechanism of
+the model is at work, and any two implementations have to agree on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flashnext.export.checkpoint import random_tokenizer
+from flashnext.export.checkpoint.random_config import full_config
+from flashnext.export.checkpoint.random_layout import Experts, WeightWriter
+from flashnext.export.config import ModelConfig
+from flashnext.export.errors import ConfigError
+
+STORED_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+
+def write_random_checkpoint(
+    folder: str | Path,
+    config: Mapping[str, Any] | ModelConfig | None = None,
+    *,
+    seed: int = 0,
+    dtype: str = "bfloat16",
+    scale: float = 1.0,
+    experts: Experts = "fused",
+    prefix: str = "model.language_model.",
+    mtp: bool = True,
+    vision: bool = False,
+    shards: int = 2,
+    tokenizer: bool = True,
+) -> Path:
+    """Write a checkpoint into a folder (made if need be) and return the folder.
+
+    Args:
+        config: a ModelConfig, or fields that replace those of the small default model (a nested configuration's
+            `text_config` is taken).
+        scale: factor on all matrices.
+        vision: add a few `model.visual.*` tensors, as the official checkpoint has.
+
+    Raises:
+        ConfigError: fields that do not form a model, or a vocabulary too small for the built-in tokenizer.
+    """
+    target = Path(folder)
+    raw = full_config(config)
+    model = ModelConfig.from_dict(raw)
+    if not mtp:
+        model = model.with_overrides(mtp_num_hidden_layers=0)
+    if tokenizer and model.vocab_size < random_tokenizer.SMALLEST_VOCABULARY:
+        raise ConfigError(
+            f"vocab_size = {model.vocab_size} is below the {random_tokenizer.SMALLEST_VOCABULARY} of the built-in "
+            "tokenizer; choose a larger one or tokenizer=False."
+        )
+    target.mkdir(parents=True, exist_ok=True)
+    _write_json(target / "config.json", raw)
+    _write_json(target / "generation_config.json", _generation_config(model, tokenizer))
+    if tokenizer:
+        random_tokenizer.write_tokenizer(target)
+    WeightWriter(model, seed, STORED_DTYPES[dtype], scale, experts, prefix, vision).write(target, shards)
+    return target
+
+
+def _generation_config(model: ModelConfig, tokenizer: bool) -> dict[str, Any]:
+    ends = [random_tokenizer.IM_END] if tokenizer else []
+    ends += [e for e in model.eos_token_id if e not in ends]
+    return {"eos_token_id": ends, "do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.95}
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Write a small random checkpoint in the official layout.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", choices=sorted(STORED_DTYPES), default="bfloat16")
+    parser.add_argument("--experts", choices=("fused", "per_expert"), default="fused")
+    parser.add_argument("--prefix", choices=("model.language_model.", "model."), default="model.language_model.")
+    parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--no-mtp", dest="mtp", action="store_false")
+    parser.add_argument("--vision", action="store_true", help="add a few vision tensors")
+    options = vars(parser.parse_args(argv))
+    print(f"Wrote {write_random_checkpoint(options.pop('folder'), **options)}")
+
+
+if __name__ == "__main__":
+    main()
