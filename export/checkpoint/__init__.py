@@ -7,9 +7,9 @@ No PyTorch, no safetensors package, no pickle: files are data from strangers, so
 size checked, and tensors are read-only views of the mapped files. `random_checkpoint` writes small ones to try things.
 """
 
-from flashnext.export.checkpoint.generation import generation_defaults
+from flashnext.export.checkpoint.generation import generation_settings
 from flashnext.export.checkpoint.identity import identity
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.checkpoint.safetensors_file import TensorInfo
 
-__all__ = ["Checkpoint", "TensorInfo", "generation_defaults", "identity"]
+__all__ = ["Checkpoint", "TensorInfo", "generation_settings", "identity"]

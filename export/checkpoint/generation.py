@@ -27,7 +27,7 @@ NUMBERS: dict[str, tuple[type, float, float]] = {
 """Sampling values taken over: type, lowest and highest sensible value."""
 
 
-def generation_defaults(
+def generation_settings(
     folder: str | Path, config: ModelConfig
 ) -> tuple[tuple[int, ...], dict[str, float | int | bool]]:
     """Stop token ids (sorted) and sampling defaults, for the manifest's fields of these names.
