@@ -111,7 +111,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-# --- translation of the custom ops --------------------------------------------------------------------------------------
+# --- translation of the custom ops ----------------------------------------------------------------
 
 
 @cache
