@@ -18,11 +18,12 @@ from collections.abc import Callable, Mapping
 import onnx
 
 from flashnext.export.ops import schema
-from flashnext.export.ops.portable import gated_residual, sparse_moe
+from flashnext.export.ops.portable import gated_delta_net, gated_residual, sparse_moe
 from flashnext.export.ops.portable.builder import Body, Value
 from flashnext.export.ops.portable.context import Context
 
 BUILDERS: dict[str, Callable[[Context], dict[str, Value]]] = {
+    "GatedDeltaNet": gated_delta_net.build,
     "GatedResidual": gated_residual.build,
     "SparseMoE": sparse_moe.build,
 }

@@ -17,6 +17,11 @@ def silu(x: Value) -> Value:
     return x * x.op("Sigmoid")
 
 
+def zeros_like(x: Value) -> Value:
+    """float32 zeros of x's shape."""
+    return x.op("Shape", dtype="int64").op("ConstantOfShape", dtype=FLOAT)
+
+
 def unit_rms(x: Value, eps: float) -> Value:
     """x / rms(x) over the last axis."""
     return x / ((x * x).reduce("Mean", -1, keep=True) + eps).op("Sqrt")
@@ -117,6 +122,6 @@ def rotate(x: Value, turn: tuple[Value, Value], half: int, width: int) -> Value:
     return x.body.concat([first * cos - second * sin, second * cos + first * sin, *rest], -1)
 
 
-def tiles(x: Value, count: Value, size: int, *rest: int) -> Value:
-    """[B, S, ...] -> [B, count, size, *rest], zeros after the last token: what a Loop takes piece by piece."""
-    return x.pad_end(1, count * size - x.dim(1)).reshape(0, -1, size, *rest)
+def tiles(x: Value, count: Value, size: int) -> Value:
+    """[B, S, C] -> [count, B, size, C], zeros after the last token: what a Loop takes piece by piece."""
+    return x.pad_end(1, count * size - x.dim(1)).reshape(0, count, size, -1).transpose(1, 0, 2, 3)

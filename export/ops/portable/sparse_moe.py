@@ -9,7 +9,7 @@ float32 after they are picked.
 from __future__ import annotations
 
 from flashnext.export.ops.portable.builder import Value
-from flashnext.export.ops.portable.common import FLOAT, silu
+from flashnext.export.ops.portable.common import FLOAT, silu, zeros_like
 from flashnext.export.ops.portable.context import Context
 
 
@@ -56,6 +56,5 @@ def looped(c: Context, tokens: Value, weights: Value, experts: Value) -> Value:
         anyone = chosen.cast("int32").op("ReduceMax", keepdims=0) > 0
         return c.body.if_(anyone, add, lambda: [total]), []
 
-    start = columns.op("Shape", dtype="int64").op("ConstantOfShape", dtype=FLOAT)
-    (total,) = c.body.loop(c.body.sizes([c.sizes["experts"]]), [start], expert)
+    (total,) = c.body.loop(c.body.sizes([c.sizes["experts"]]), [zeros_like(columns)], expert)
     return total.transpose(1, 0)

@@ -6,12 +6,14 @@ nowhere. States are bound in place (one buffer as input and output), as the runt
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnxruntime as ort
 import pytest
 import torch
@@ -22,9 +24,8 @@ from flashnext.export.ops import portable, schema
 from flashnext.export.ops.portable.builder import DTYPES, OPSET
 from flashnext.export.ops.reference import REFERENCES
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 TOLERANCE = 1e-5
-EXAMPLES = settings(max_examples=25, deadline=None)
+EXAMPLES = settings(max_examples=int(os.environ.get("FLASHNEXT_EXAMPLES", "25")), deadline=None)
 Items = tuple[tuple[str, Any], ...]
 
 
@@ -85,7 +86,8 @@ class Case:
             names = [p.name for p in self.ports.outputs]
             return dict(zip(names, self.session.run(names, inputs), strict=True))
         binding = self.session.io_binding()
-        values = {name: ort.OrtValue.ortvalue_from_numpy(a.copy()) for name, a in inputs.items()}
+        memory = {name: a.copy() for name, a in inputs.items()}
+        values = {name: ort.OrtValue.ortvalue_from_numpy(a) for name, a in memory.items()}
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
         for port in self.ports.outputs:
@@ -94,7 +96,8 @@ class Case:
             else:
                 binding.bind_output(port.name)
         self.session.run_with_iobinding(binding)
-        return {p.name: v.numpy() for p, v in zip(self.ports.outputs, binding.get_outputs(), strict=True)}
+        out = {p.name: v.numpy().copy() for p, v in zip(self.ports.outputs, binding.get_outputs(), strict=True)}
+        return {**out, **{state: memory[name] for state, name in self.ports.aliases.items()}}
 
 
 def near(got: np.ndarray, want: np.ndarray, what: str) -> None:
@@ -103,6 +106,84 @@ def near(got: np.ndarray, want: np.ndarray, what: str) -> None:
     np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=what)
     error = np.linalg.norm(np.nan_to_num(got - want))
     assert error <= TOLERANCE * np.linalg.norm(np.nan_to_num(want)) + 1e-7, f"{what}: {error}"
+
+
+def normal(case: Case, seed: int, **steps: int) -> dict[str, np.ndarray]:
+    """Standard normal values for every float input."""
+    random = np.random.default_rng(seed)
+    ports = [p for p in case.ports.inputs if p.dtype != "int32"]
+    return {p.name: random.standard_normal(case.shape(p.name, **steps), np.float32) for p in ports}
+
+
+# --- steps of sequences in slots --------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Schedule:
+    """Sequences in slots that grow step by step, some tokens of a short step being dropped by the next one.
+
+    Both runs keep states of their own, at first all NaN; a slot that starts again is filled with NaN once more.
+    """
+
+    case: Case
+    slots: int
+    window: int
+    random: np.random.Generator
+
+    def __post_init__(self) -> None:
+        ports = {p.name: p for p in self.case.ports.inputs}
+        states = [ports[name] for name in self.case.ports.aliases.values()]
+        self.states = [{p.name: np.full(self.case.shape(p.name), np.nan, np.float32) for p in states} for _ in "ab"]
+        self.past = np.zeros(self.slots, np.int32)
+        self.pending = np.zeros(self.slots, np.int32)
+
+    def restart(self, slot: int) -> None:
+        self.past[slot] = self.pending[slot] = 0
+        for states in self.states:
+            for state in states.values():
+                state[slot] = np.nan
+
+    def rows(self, batch: int, steps: int) -> dict[str, np.ndarray]:
+        """Slots and lengths of a step: distinct slots in any order, the rest of the rows padding; ragged."""
+        slots = np.full(batch, self.slots, np.int32)
+        count = min(batch, self.slots)
+        slots[self.random.permutation(batch)[:count]] = self.random.permutation(self.slots)[:count]
+        real = slots < self.slots
+        choices = np.where(self.random.random(batch) < 0.5, steps, self.random.integers(0, steps + 1, batch))
+        accepted = np.zeros(batch, np.int32)
+        accepted[real] = self.random.integers(0, self.pending[slots[real]] + 1)
+        past = np.zeros(batch, np.int32)
+        past[real] = self.past[slots[real]] + accepted[real]
+        new = np.where(real, choices, 0).astype(np.int32)
+        return {"slots": slots, "past_len": past, "accepted": accepted, "new_len": new}
+
+    def step(self, inputs: dict[str, np.ndarray], in_place: bool = True) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Run both, compare states and the outputs of valid tokens; returns the reference's outputs and that mask."""
+        case = self.case
+        want = case.reference({**inputs, **self.states[0]})
+        got = case.portable({**inputs, **self.states[1]}, in_place)
+        steps = inputs[case.ports.inputs[0].name].shape[1]
+        valid = np.arange(steps) < inputs["new_len"][:, None]
+        for port in case.ports.outputs:
+            name = port.name
+            if name in case.ports.aliases:
+                near(self.readable(got[name], port), self.readable(want[name], port), name)
+                for states, out in zip(self.states, (want, got), strict=True):
+                    states[case.ports.aliases[name]] = out[name]
+            elif port.shape[:2] == ("B", "S"):
+                assert np.isfinite(got[name]).all(), f"{name} at tokens that are padding"
+                near(got[name][valid], want[name][valid], name)
+            else:
+                np.testing.assert_array_equal(got[name], want[name], err_msg=name)
+        for slot, past, new in zip(inputs["slots"], inputs["past_len"], inputs["new_len"], strict=True):
+            if new:
+                self.past[slot] = past if steps <= self.window else past + new
+                self.pending[slot] = new if steps <= self.window else 0
+        return want, valid
+
+    def readable(self, state: np.ndarray, port: schema.Port) -> np.ndarray:
+        """Without the places that take what goes nowhere."""
+        return state[:-1, :-1] if port.shape[1] in ("C1", "NB1") else state[:-1]
 
 
 # --- GatedResidual --------------------------------------------------------------------------------
@@ -133,8 +214,66 @@ def test_sparse_moe(normalize: int, batch: int, steps: int, seed: int, ties: boo
     near(case.portable(inputs)["y"], case.reference(inputs)["y"], "y")
 
 
-def normal(case: Case, seed: int, **steps: int) -> dict[str, np.ndarray]:
-    """Standard normal values for every float input."""
-    random = np.random.default_rng(seed)
-    ports = [p for p in case.ports.inputs if p.dtype != "int32"]
-    return {p.name: random.standard_normal(case.shape(p.name, **steps), np.float32) for p in ports}
+# --- GatedDeltaNet --------------------------------------------------------------------------------
+
+GDN_SIZES = {"P": 4, "Q": 7, "W": 4, "V": 4, "Dk": 8, "Dv": 6, "width": 4}
+GDN_ATTRIBUTES = {"eps": 1e-6, "key_heads": 2, "gate": "sigmoid"}
+
+
+def gdn_inputs(schedule: Schedule, batch: int, steps: int, keys: str, decay: str) -> dict[str, np.ndarray]:
+    case, random = schedule.case, schedule.random
+    inputs = normal(case, int(random.integers(1 << 30)), B=batch, S=steps)
+    if keys == "equal":  # the product form of the inverse fails on these
+        inputs["qkv"][:] = inputs["qkv"][:1, :1]
+        inputs["b"] += 20
+    if decay == "strong":
+        inputs["a"] += np.where(random.random(inputs["a"].shape) < 0.3, 1e4, 0).astype("f4")
+    elif decay == "none":
+        inputs["a"] -= 30
+    return {**inputs, **schedule.rows(batch, steps)}
+
+
+@EXAMPLES
+@given(
+    seed=st.integers(0, 1000),
+    plan=st.lists(st.sampled_from([1, 2, 3, 4, 4, 5, 63, 64, 65, 130]), min_size=1, max_size=5),
+    batch=st.integers(1, 4),
+    keys=st.sampled_from(["free", "equal"]),
+    decay=st.sampled_from(["normal", "strong", "none"]),
+    gate=st.sampled_from(["sigmoid", "silu"]),
+    in_place=st.booleans(),
+)
+def test_gated_delta_net(
+    seed: int, plan: list[int], batch: int, keys: str, decay: str, gate: str, in_place: bool
+) -> None:
+    case = Case("GatedDeltaNet", "default", GDN_SIZES, {**GDN_ATTRIBUTES, "gate": gate})
+    schedule = Schedule(case, GDN_SIZES["P"] - 1, GDN_SIZES["W"], np.random.default_rng(seed))
+    for steps in plan:
+        if schedule.random.random() < 0.2:
+            schedule.restart(int(schedule.random.integers(schedule.slots)))
+        schedule.step(gdn_inputs(schedule, batch, steps, keys, decay), in_place)
+
+
+# --- every function as a model --------------------------------------------------------------------
+
+MODELS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
+    "GatedResidual": ({"n": 4, "H": 16, "rank": 6}, {"branches": 4, "eps": 1e-6}),
+    "SparseMoE": ({"H": 12, "I": 8, "experts": 16}, {"top_k": 3, "normalize": 1}),
+    "GatedDeltaNet": (GDN_SIZES, GDN_ATTRIBUTES),
+}
+FORMS = [(op.name, form.name) for op in schema.OPS for form in op.forms if op.name in MODELS]
+
+
+@pytest.mark.parametrize("activation", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("op", "form"), FORMS)
+def test_is_a_valid_model(op: str, form: str, activation: str) -> None:
+    dtypes = dict.fromkeys(schema.op(op).type_variables, activation)
+    made = model(op, form, *MODELS[op], dtypes)
+    onnx.checker.check_model(made, full_check=True)
+    inlined = onnx.inliner.inline_local_functions(made)
+    onnx.checker.check_model(inlined, full_check=True)
+    assert not inlined.functions
+    found = onnx.shape_inference.infer_shapes(inlined, strict_mode=True, data_prop=True)
+    assert [o.type.tensor_type.elem_type for o in found.graph.output] == [
+        DTYPES[dtypes.get(p.dtype, p.dtype)] for p in schema.op(op).form(form).outputs
+    ]
