@@ -36,11 +36,11 @@ class _Positional(nn.Module):
 
     def __init__(self, graph: Graph, spec: GraphSpec) -> None:
         super().__init__()
-        self.graph = graph
+        self.module = graph
         self.names = [t.name for t in spec.inputs]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.graph(dict(zip(self.names, tensors, strict=True))).values())
+        return tuple(self.module(dict(zip(self.names, tensors, strict=True))).values())
 
 
 def trace(graph: Graph, spec: GraphSpec, parameter_dtypes: dict[str, torch.dtype]) -> ir.Model:
@@ -89,11 +89,11 @@ def _example(spec: TensorSpec) -> Tensor:
 
 
 def _strip_prefix(model: ir.Model) -> None:
-    """Initializers are called like the checkpoint's tensors again (the wrapper put `graph.` before them)."""
+    """Initializers are called like the checkpoint's tensors again (the wrapper put `module.` before them)."""
     initializers = model.graph.initializers
     for name in list(initializers):
         value = initializers.pop(name)
-        value.name = name.removeprefix("graph.")
+        value.name = name.removeprefix("module.")
         initializers[value.name] = value
 
 
