@@ -11,7 +11,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from flashnext.export.checkpoint.reader import Checkpoint, TensorInfo
+from flashnext.export.checkpoint.reader import Checkpoint
+from flashnext.export.checkpoint.safetensors_file import TensorInfo
 
 _DTYPES = {
     "F32": ir.DataType.FLOAT,

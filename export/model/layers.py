@@ -187,7 +187,7 @@ class SparseAttention(nn.Module):
     def forward(self, x: Tensor, step: Step, prefix: str) -> Tensor:
         inputs = [p(x) for p in (self.q_proj, self.k_proj, self.v_proj)]
         norms = [self.q_norm, self.k_norm]
-        names = self.KV_STATES
+        names: tuple[str, ...] = self.KV_STATES
         if self.form != "given":
             inputs.append(self.indexer.index_qk_proj(x))
             norms += [self.indexer.q_layernorm, self.indexer.k_layernorm]
