@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from flashnext.export.checkpoint.safetensors_file import LENGTH_BYTES, header_length, read_header
+from flashnext.export.checkpoint.safetensors_file import data_start
 from flashnext.export.checkpoint.shards import INDEX_NAME, shard_files
 from flashnext.export.errors import CheckpointError
 
@@ -41,14 +41,13 @@ def _parts(folder: Path) -> Iterator[bytes]:
     index = folder / INDEX_NAME
     yield index.read_bytes() if index.exists() else b""
     for shard in shard_files(folder):
-        read_header(shard)  # an identity is only given to sound files
         yield shard.name.encode()
         yield from _shard_parts(shard)
 
 
 def _shard_parts(shard: Path) -> Iterator[bytes]:
     size = shard.stat().st_size
-    header = LENGTH_BYTES + header_length(shard)
+    header = data_start(shard)
     yield size.to_bytes(8, "little")
     with shard.open("rb") as stream:
         yield stream.read(header)

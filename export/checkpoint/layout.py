@@ -8,14 +8,22 @@ MTP layers are often converted separately) and the n-gram table (one tensor, or 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 
 from flashnext.export.checkpoint.safetensors_file import TensorInfo, shown
 from flashnext.export.config import LINEAR_ATTENTION, ModelConfig
+from flashnext.export.errors import CheckpointError
 
 FLOATS = ("BF16", "F16", "F32")
 MTP_LAYER = "mtp.layers.0"
+
+MAX_TENSORS = 1 << 20
+"""More than any real checkpoint: the official one stored per expert with scales has about 150,000."""
+
+PER_EXPERT_NAME = re.compile(r"((?:mtp\.)?layers\.\d{1,6})\.mlp\.experts\.\d{1,6}\.")
+NGRAM_SHARD_NAME = re.compile(r"layers\.(\d{1,6})\.ple\.ple_embedding\.ngram_embedding\.shard_(\d{1,6})\.weight")
 
 Shape = tuple[int | None, ...]
 Tensors = Iterator[tuple[str, "Expected"]]
@@ -30,69 +38,102 @@ class Expected:
     optional: bool = False
 
 
-def expected_tensors(config: ModelConfig, present: Collection[str] = ()) -> dict[str, Expected]:
-    """The complete list; `present` are the names found, which choose between the alternative forms."""
-    per_expert = per_expert_layers(present)
-    return dict(_tensors(config, present, per_expert))
+@dataclass(frozen=True)
+class Forms:
+    """Which of the alternative forms a checkpoint's tensors have.
+
+    `per_expert` names the layers ("layers.3", "mtp.layers.0") whose experts are stored one by one; `shards` gives the
+    number of n-gram shards of a layer. What is in neither is stored whole.
+    """
+
+    per_expert: frozenset[str] = frozenset()
+    shards: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, present: Iterable[str]) -> Forms:
+        """Recognise the forms by the names that are present."""
+        per_expert: set[str] = set()
+        numbers: dict[int, set[int]] = {}
+        for name in present:
+            if match := PER_EXPERT_NAME.match(name):
+                per_expert.add(match[1])
+            elif match := NGRAM_SHARD_NAME.fullmatch(name):
+                numbers.setdefault(int(match[1]), set()).add(int(match[2]))
+        return cls(frozenset(per_expert), {layer: _shard_count(found) for layer, found in numbers.items()})
+
+    def ngram_shards(self, layer: int) -> list[str]:
+        """The table's tensors in order of their rows."""
+        at = f"layers.{layer}.ple.ple_embedding.ngram_embedding"
+        if layer not in self.shards:
+            return [f"{at}.weight"]
+        return [f"{at}.shard_{k}.weight" for k in range(self.shards[layer])]
 
 
-def per_expert_layers(present: Collection[str]) -> frozenset[str]:
-    """Layers ("layers.3", "mtp.layers.0") whose experts are stored one by one."""
-    pattern = re.compile(r"((?:mtp\.)?layers\.\d+)\.mlp\.experts\.\d+\.")
-    return frozenset(m[1] for m in map(pattern.match, present) if m)
+def expected_tensors(config: ModelConfig, forms: Forms | None = None) -> dict[str, Expected]:
+    """The complete list of tensors for a configuration.
+
+    Raises:
+        CheckpointError: a configuration of more tensors than any checkpoint has.
+    """
+    listed = dict(islice(_tensors(config, forms or Forms()), MAX_TENSORS))
+    if len(listed) == MAX_TENSORS:
+        raise CheckpointError(f"config.json describes {MAX_TENSORS:,} tensors or more; no checkpoint has so many.")
+    return listed
 
 
-def ngram_shards(layer: int, present: Collection[str]) -> list[str]:
-    """Names of the n-gram table's parts in order of their rows; gaps in the numbering are filled (they are missing)."""
-    base = f"layers.{layer}.ple.ple_embedding.ngram_embedding."
-    pattern = re.compile(re.escape(base) + r"shard_(\d{1,6})\.weight")
-    numbers = [int(m[1]) for m in map(pattern.fullmatch, present) if m]
-    if not numbers or f"{base}weight" in present:
-        return [f"{base}weight"]
-    # A stray number must not make a list of a million missing names.
-    count = max(numbers) + 1 if max(numbers) < 2 * len(numbers) else len(numbers)
-    return [f"{base}shard_{k}.weight" for k in range(count)]
-
-
-def layout_faults(expected: Mapping[str, Expected], found: Mapping[str, TensorInfo]) -> list[str]:
-    """One line for each tensor that is missing, surplus, misshapen or of a wrong dtype."""
-    faults = [
+def layout_faults(expected: Mapping[str, Expected], found: Mapping[str, TensorInfo]) -> list[list[str]]:
+    """Tensors that are missing, surplus, misshapen and of a wrong dtype: a line for each, in a list for each kind."""
+    missing = [
         f"missing: {name}, expected {_shape(e.shape)} {_either(e.dtypes)}"
         for name, e in expected.items()
         if name not in found and not e.optional
     ]
-    for name, info in found.items():
-        if (e := expected.get(name)) is None:
-            faults.append(f"surplus: {shown(info.raw_name)} {_shape(info.shape)} {info.dtype} is not part of the model")
-            continue
-        if not _fits(info.shape, e.shape):
-            faults.append(f"wrong shape: {name} is {_shape(info.shape)}, expected {_shape(e.shape)}")
-        if info.dtype not in e.dtypes:
-            faults.append(f"wrong dtype: {name} is {info.dtype}, expected {_either(e.dtypes)}")
-    return faults
+    surplus = [
+        f"surplus: {shown(info.raw_name)}, {_shape(info.shape)} {info.dtype}, is not part of the model"
+        for name, info in found.items()
+        if name not in expected
+    ]
+    both = [(name, found[name], e) for name, e in expected.items() if name in found]
+    shapes = [
+        f"wrong shape: {name} is {_shape(info.shape)}, expected {_shape(e.shape)}"
+        for name, info, e in both
+        if not _fits(info.shape, e.shape)
+    ]
+    dtypes = [
+        f"wrong dtype: {name} is {info.dtype}, expected {_either(e.dtypes)}"
+        for name, info, e in both
+        if info.dtype not in e.dtypes
+    ]
+    return [missing, surplus, shapes, dtypes]
+
+
+def _shard_count(numbers: set[int]) -> int:
+    """Up to the highest number, so that a gap is found missing; but one stray number must not ask for thousands."""
+    highest = max(numbers) + 1
+    return highest if highest <= 2 * len(numbers) else len(numbers)
 
 
 # --- the model's parts ------------------------------
 
 
-def _tensors(c: ModelConfig, present: Collection[str], per_expert: frozenset[str]) -> Tensors:
+def _tensors(c: ModelConfig, forms: Forms) -> Tensors:
     yield "embed_tokens.weight", Expected((c.vocab_size, c.hidden_size))
     if not c.tie_word_embeddings:
         yield "lm_head.weight", Expected((c.vocab_size, c.hidden_size))
     for i, kind in enumerate(c.layer_types):
         if i in c.ngram_layers:
-            yield from _ngram(c, i, present)
-        yield from _decoder_layer(c, f"layers.{i}", kind == LINEAR_ATTENTION, per_expert)
+            yield from _ngram(c, i, forms)
+        yield from _decoder_layer(c, f"layers.{i}", kind == LINEAR_ATTENTION, forms)
     yield from _gated_residual(c, "hyper_connection_mixer", writes=False)
     if c.has_mtp:
-        yield from _mtp(c, per_expert)
+        yield from _mtp(c, forms)
 
 
-def _decoder_layer(c: ModelConfig, layer: str, linear: bool, per_expert: frozenset[str]) -> Tensors:
+def _decoder_layer(c: ModelConfig, layer: str, linear: bool, forms: Forms) -> Tensors:
     yield from _gated_residual(c, f"{layer}.attn_hyper_connection", writes=True)
     yield from _gated_delta_net(c, f"{layer}.linear_attn") if linear else _attention(c, f"{layer}.self_attn")
     yield from _gated_residual(c, f"{layer}.mlp_hyper_connection", writes=True)
-    yield from _moe(c, f"{layer}.mlp", layer in per_expert)
+    yield from _moe(c, f"{layer}.mlp", layer in forms.per_expert)
 
 
 def _gated_residual(c: ModelConfig, at: str, writes: bool) -> Tensors:
@@ -149,7 +190,7 @@ def _mlp(c: ModelConfig, at: str, width: int) -> Tensors:
     yield f"{at}.down_proj.weight", Expected((c.hidden_size, width))
 
 
-def _ngram(c: ModelConfig, layer: int, present: Collection[str]) -> Tensors:
+def _ngram(c: ModelConfig, layer: int, forms: Forms) -> Tensors:
     at, wide = f"layers.{layer}.ple", c.hc_count * c.hidden_size
     # Constants of the hash: stored by official checkpoints, derived when absent (ngram_constants).
     for name, size in (
@@ -158,7 +199,7 @@ def _ngram(c: ModelConfig, layer: int, present: Collection[str]) -> Tensors:
         ("ngram_heads_offsets", c.ngram_heads),
     ):
         yield f"{at}.ple_embedding.{name}", Expected((size,), ("I64",), optional=True)
-    for name in ngram_shards(layer, present):
+    for name in forms.ngram_shards(layer):
         yield name, Expected((None, c.ple_embed_dim // c.ngram_heads))
     yield f"{at}.key_proj.weight", Expected((wide, c.ple_embed_dim))
     yield f"{at}.value_proj.weight", Expected((c.hidden_size, c.ple_embed_dim))
@@ -167,13 +208,13 @@ def _ngram(c: ModelConfig, layer: int, present: Collection[str]) -> Tensors:
     yield f"{at}.conv1d.weight", Expected((wide, 1, c.ple_conv_kernel_size))
 
 
-def _mtp(c: ModelConfig, per_expert: frozenset[str]) -> Tensors:
+def _mtp(c: ModelConfig, forms: Forms) -> Tensors:
     hidden = c.hidden_size
     yield "mtp.fc_embedding.weight", Expected((hidden, hidden))
     yield "mtp.fc_hidden.weight", Expected((hidden, hidden))
     yield "mtp.pre_fc_norm_embedding.weight", Expected((hidden,))
     yield "mtp.pre_fc_norm_hidden.weight", Expected((c.hc_count * hidden,))
-    yield from _decoder_layer(c, MTP_LAYER, linear=False, per_expert=per_expert)
+    yield from _decoder_layer(c, MTP_LAYER, linear=False, forms=forms)
     yield from _gated_residual(c, "mtp.hyper_connection_mixer", writes=False)
 
 

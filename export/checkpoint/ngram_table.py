@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from flashnext.export.checkpoint.layout import ngram_shards
+from flashnext.export.checkpoint.layout import Forms
 from flashnext.export.checkpoint.ngram_constants import NgramConstants, derive, padded
 from flashnext.export.checkpoint.safetensors_file import TensorInfo
 from flashnext.export.config import ModelConfig
@@ -21,11 +21,11 @@ Values = Callable[[str], tuple[int, ...]]
 
 
 def ngram_spec(
-    config: ModelConfig, layer: int, tensors: Mapping[str, TensorInfo], values: Values
+    config: ModelConfig, layer: int, tensors: Mapping[str, TensorInfo], forms: Forms, values: Values
 ) -> tuple[NgramSpec, list[str]]:
     """How the host finds the rows of this layer, and what is wrong with it."""
     at = f"layers.{layer}.ple.ple_embedding"
-    shards = tuple(ngram_shards(layer, tensors))
+    shards = tuple(forms.ngram_shards(layer))
     rows = sum(tensors[s].shape[0] for s in shards)
     constants, faults = _constants(config, layer, at, tensors, values)
     if not faults and rows != constants.rows:

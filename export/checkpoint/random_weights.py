@@ -18,17 +18,20 @@ from flashnext.export.config import ModelConfig
 
 Array = np.ndarray[Any, Any]
 
-GAINS = (
-    (r"embed_tokens\.weight|ngram_embedding\.weight", None),
-    (r"lm_head\.weight", 2.0),
+MATRIX_GAINS = (
+    (r"lm_head\.weight", 4.0),
     (r"mlp\.gate\.weight", 2.0),
-    (r"block_inject_weight|input_mix_weight_up", 2.0),
+    (r"input_mix_weight_up", 2.0),
     (r"experts\.down_proj|shared_expert\.down_proj", 3.0),
+    (r"self_attn\.[vo]_proj", 2.0),
     (r"shared_expert_gate|in_proj_[az]", 1.5),
 )
-"""Gain by name, 1 for all others. None: an embedding, whose rows are of unit size whatever their width.
+"""Gain by name; 1 for the rest. SwiGLU lets about a third of its input's size through, and attention averages many
+values to a small one: hence the gains on their way back into the residual stream."""
 
-SwiGLU halves and squares: about 0.35 of its input's size comes out, hence 3 for the experts' way back."""
+NORM_CENTRES = ((r"linear_attn\.norm\.weight", 1.0), (r"self_attn\.[qk]_norm\.weight", 0.6))
+"""Mean of a norm's weights; 0 for the rest. The output norm of GDN multiplies by its weight itself, all others by
+1 + w. Queries and keys are enlarged so that attention prefers some tokens clearly."""
 
 
 def random_tensor(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int, scale: float) -> Array:
@@ -40,17 +43,20 @@ def random_tensor(name: str, shape: tuple[int, ...], config: ModelConfig, seed: 
         return rng.uniform(-2.0, 1.0, shape).astype(np.float32)
     values = rng.standard_normal(shape, dtype=np.float32)
     if len(shape) == 1:
-        # Zero-centred norms multiply by 1 + w; the output norm of GDN multiplies by its weight itself.
-        return values * np.float32(0.2) + np.float32(name.endswith("linear_attn.norm.weight"))
+        return values * np.float32(0.2) + np.float32(_lookup(NORM_CENTRES, name, 0.0))
     if ".conv1d." in name:
         return values * np.float32(0.5)
     return values * np.float32(_deviation(name, shape, config) * scale)
 
 
 def _deviation(name: str, shape: tuple[int, ...], config: ModelConfig) -> float:
-    gain = next((g for pattern, g in GAINS if re.search(pattern, name)), 1.0)
-    if gain is None:
-        return 1.0
+    if name.endswith(("embed_tokens.weight", "ngram_embedding.weight")):
+        return 1.0  # rows are looked up, not multiplied: no fan-in
+    gain = _lookup(MATRIX_GAINS, name, 1.0)
     if "input_mix_weight_down" in name or "block_inject_weight" in name:
         gain *= config.hc_count  # the model divides these products by the number of branches
     return gain / float(np.sqrt(shape[-1]))
+
+
+def _lookup(table: tuple[tuple[str, float], ...], name: str, default: float) -> float:
+    return next((value for pattern, value in table if re.search(pattern, name)), default)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flashnext.export.checkpoint.layout import expected_tensors, layout_faults, per_expert_layers
+from flashnext.export.checkpoint.layout import Forms, expected_tensors, layout_faults
 from flashnext.export.checkpoint.ngram_table import ngram_spec
 from flashnext.export.checkpoint.safetensors_file import TensorInfo, map_file, tensor_view
 from flashnext.export.checkpoint.shards import read_tensors
@@ -28,6 +28,7 @@ from flashnext.export.graphs.manifest import NgramSpec
 PREFIXES = ("model.language_model.", "model.")
 VISION_PREFIXES = ("model.visual.", "visual.")
 MAX_LISTED_FAULTS = 20
+"""Lines of an error for each kind of fault."""
 
 Notes = Callable[[str], None]
 
@@ -42,9 +43,9 @@ class Checkpoint:
         self.folder = folder
         self.config = config
         self.tensors = tensors
-        self.common_parent = Path(os.path.commonpath([t.file.parent for t in tensors.values()]))
+        self.common_parent = Path(os.path.commonpath({str(t.file.parent) for t in tensors.values()}))
+        self.forms = Forms.of(tensors)
         self._maps: dict[Path, np.ndarray[Any, Any]] = {}
-        self._per_expert = per_expert_layers(tensors)
         self._ngrams: dict[int, NgramSpec] = {}
 
     @classmethod
@@ -62,7 +63,7 @@ class Checkpoint:
         raw, faults = read_tensors(path)
         _raise_faults(path, faults)
         tensors, config = _select(path, raw, config, notes or (lambda line: None))
-        _raise_faults(path, layout_faults(expected_tensors(config, tensors), tensors))
+        _raise_faults(path, *layout_faults(expected_tensors(config, Forms.of(tensors)), tensors))
         checkpoint = cls(path, config, tensors)
         _raise_faults(path, checkpoint._read_ngrams())
         return checkpoint
@@ -70,7 +71,7 @@ class Checkpoint:
     @property
     def expert_layout(self) -> Literal["fused", "per_expert"]:
         """How the main model's routed experts are stored (each layer's own layout is in `expert_sources`)."""
-        return "per_expert" if "layers.0" in self._per_expert else "fused"
+        return "per_expert" if "layers.0" in self.forms.per_expert else "fused"
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """A tensor as a read-only mapped array of its own dtype (bfloat16 and float8 from ml_dtypes)."""
@@ -82,7 +83,7 @@ class Checkpoint:
     def expert_sources(self, layer: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """`WeightSpec.sources` of a layer's ("layers.3", "mtp.layers.0") gate_up and down expert weights."""
         at = f"{layer}.mlp.experts"
-        if layer in self._per_expert:
+        if layer in self.forms.per_expert:
             return (f"{at}.{{e}}.gate_proj.weight", f"{at}.{{e}}.up_proj.weight"), (f"{at}.{{e}}.down_proj.weight",)
         return (f"{at}.gate_up_proj",), (f"{at}.down_proj",)
 
@@ -93,7 +94,7 @@ class Checkpoint:
     def _read_ngrams(self) -> list[str]:
         faults: list[str] = []
         for layer in self.config.ngram_layers:
-            self._ngrams[layer], found = ngram_spec(self.config, layer, self.tensors, self._integers)
+            self._ngrams[layer], found = ngram_spec(self.config, layer, self.tensors, self.forms, self._integers)
             faults += found
         return faults
 
@@ -132,10 +133,15 @@ def _strip(folder: Path, raw: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]
     return tensors
 
 
-def _raise_faults(folder: Path, faults: list[str]) -> None:
-    if not faults:
+def _raise_faults(folder: Path, *kinds: list[str]) -> None:
+    """One error with all faults; of each kind the first ones, so that a long list cannot hide another kind."""
+    count = sum(map(len, kinds))
+    if not count:
         return
-    lines = [f"  - {f}" for f in faults[:MAX_LISTED_FAULTS]]
-    if len(faults) > MAX_LISTED_FAULTS:
-        lines.append(f"  … and {len(faults) - MAX_LISTED_FAULTS} more")
-    raise CheckpointError(f"The checkpoint {folder} cannot be used ({len(faults)} faults):\n" + "\n".join(lines))
+    lines = []
+    for faults in kinds:
+        lines += [f"  - {f}" for f in faults[:MAX_LISTED_FAULTS]]
+        if more := faults[MAX_LISTED_FAULTS:]:
+            lines.append(f"  … and {len(more):,} more like the last one")
+    faults_word = "1 fault" if count == 1 else f"{count:,} faults"
+    raise CheckpointError(f"The checkpoint {folder} cannot be used ({faults_word}):\n" + "\n".join(lines))

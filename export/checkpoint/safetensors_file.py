@@ -12,9 +12,11 @@ import json
 import math
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -70,18 +72,19 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     Raises:
         CheckpointError: not readable, truncated, or a header that contradicts itself or the file.
     """
-    try:
+    with _faults_of(path):
         return _read_header(path.resolve(strict=True))
-    except OSError as cause:
-        raise CheckpointError(f"{path} cannot be read ({cause.strerror or cause}).") from None
-    except (_DamagedError, ValueError, RecursionError) as cause:
-        raise CheckpointError(f"{path} is not a sound safetensors file: {cause}. Download it again.") from None
 
 
-def header_length(file: Path) -> int:
-    """Bytes of the JSON header, checked against the file; the tensors' bytes follow it."""
-    with _open_regular(file) as stream:
-        return _checked_header_length(stream.read(LENGTH_BYTES), os.fstat(stream.fileno()).st_size)
+def data_start(path: Path) -> int:
+    """Offset of the first tensor's bytes: where the header ends, by the length that it claims.
+
+    Raises:
+        CheckpointError: not readable, or the header would end beyond the file.
+    """
+    with _faults_of(path), _open_regular(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        return LENGTH_BYTES + _checked_header_length(stream.read(LENGTH_BYTES), size)
 
 
 def map_file(file: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -103,7 +106,17 @@ class _DamagedError(Exception):
     """What is wrong with a header; becomes one CheckpointError that names the file."""
 
 
-def _open_regular(file: Path) -> Any:
+@contextmanager
+def _faults_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as cause:
+        raise CheckpointError(f"{path} cannot be read ({cause.strerror or cause}).") from None
+    except (_DamagedError, ValueError, RuntimeError) as cause:  # RuntimeError: too deep JSON, or a loop of links
+        raise CheckpointError(f"{path} is not a sound safetensors file: {cause}. Download it again.") from None
+
+
+def _open_regular(file: Path) -> BinaryIO:
     if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe or device could block for ever
         raise _DamagedError("it is not a regular file")
     return file.open("rb")

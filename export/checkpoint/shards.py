@@ -24,13 +24,14 @@ def weight_map(folder: Path) -> dict[str, str] | None:
     Raises:
         CheckpointError: no weights, only pickle files, or an index with anything but plain safetensors names.
     """
-    index = folder / INDEX_NAME
-    if index.exists():
+    names = _names(folder)
+    if INDEX_NAME in names:
+        index = folder / INDEX_NAME
         raw = read_json_object(index, CheckpointError, "the index of a sharded checkpoint", MAX_INDEX_BYTES)
         return _checked_map(index, raw.get("weight_map"))
-    if (folder / SINGLE_NAME).exists():
-        return None
-    raise CheckpointError(_no_weights(folder))
+    if SINGLE_NAME not in names:
+        raise CheckpointError(_no_weights(folder, names))
+    return None
 
 
 def shard_files(folder: Path) -> list[Path]:
@@ -82,12 +83,18 @@ def _is_plain(file: str) -> bool:
     return file.endswith(".safetensors") and file.isprintable() and not set(file) & set("/\\") and file[0] != "."
 
 
-def _no_weights(folder: Path) -> str:
-    names = sorted(p.name for p in folder.iterdir())
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(p.name for p in folder.iterdir())
+    except OSError as cause:
+        raise CheckpointError(f"The checkpoint folder {folder} cannot be read ({cause.strerror}).") from None
+
+
+def _no_weights(folder: Path, names: list[str]) -> str:
     if pickles := [n for n in names if n.endswith(PICKLE_SUFFIXES)]:
         return (
             f"{folder} holds its weights only as pickle files ({', '.join(pickles[:3])}); they can run code when they "
-            f"are loaded and are never opened. Convert the checkpoint to safetensors where you trust it."
+            "are loaded and are never opened. Convert the checkpoint to safetensors where you trust it."
         )
     if loose := [n for n in names if n.endswith(".safetensors")]:
         return f"{folder} has {len(loose)} safetensors files but no {INDEX_NAME}. Download the index too."
