@@ -44,12 +44,15 @@ def _check(spec: TensorSpec, first: TensorSpec, manifest: Manifest) -> None:
 
 def allocate_states(manifest: Manifest) -> dict[str, Array]:
     """Zeroed arrays for every state. The pages are touched only when a slot is used (the system zeroes lazily)."""
-    return {name: np.zeros(spec.shape, numpy_dtype(spec.dtype)) for name, spec in state_specs(manifest).items()}
+    return {name: np.zeros(_sizes(spec), numpy_dtype(spec.dtype)) for name, spec in state_specs(manifest).items()}
 
 
 def bytes_per_slot(manifest: Manifest) -> int:
     """Memory that one sequence may take, over all states."""
     return sum(
-        math.prod(int(d) for d in spec.shape[1:]) * numpy_dtype(spec.dtype).itemsize
-        for spec in state_specs(manifest).values()
+        math.prod(_sizes(spec)[1:]) * numpy_dtype(spec.dtype).itemsize for spec in state_specs(manifest).values()
     )
+
+
+def _sizes(spec: TensorSpec) -> tuple[int, ...]:
+    return tuple(int(d) for d in spec.shape)

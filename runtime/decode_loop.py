@@ -1,0 +1,121 @@
+"""The loop that ties scheduler, model and requests together, one step at a time.
+
+An exception while sampling ends that request; one in a step ends the step's requests, whose states can no longer be
+trusted. Either way the slots are free again, the others go on, and whoever owns the request meets its exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime.model_runner import StepBatch, StepOutput
+from flashnext.runtime.outputs import Piece
+from flashnext.runtime.request import Request
+from flashnext.runtime.scheduler import Scheduler
+from flashnext.runtime.sequence import Sequence as TokenSequence
+from flashnext.runtime.sequence import Step
+
+
+class Model(Protocol):
+    """What the loop needs of a model runner."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    def step(self, batch: StepBatch) -> StepOutput: ...
+
+
+class DecodeLoop:
+    """Runs requests; several callers may take turns, and every step advances all of their requests."""
+
+    def __init__(self, model: Model, scheduler: Scheduler) -> None:
+        self._model = model
+        self._scheduler = scheduler
+        self._requests: dict[TokenSequence, Request] = {}
+        self._ngram_context, self._eos = ngram_history(model.manifest)
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self._requests[request.sequence] = request
+        self._scheduler.add(request.sequence)
+
+    def drop(self, request: Request) -> None:
+        """End a request wherever it is; its slot is free at once. Twice does no harm."""
+        if self._requests.pop(request.sequence, None):
+            self._scheduler.finish(request.sequence)
+
+    def run(self, requests: Sequence[Request]) -> None:
+        """Run requests to their ends; none is left behind, whatever happens.
+
+        Raises:
+            Exception: of the first request that failed; the others of the call are dropped.
+        """
+        try:
+            for request in requests:
+                self.add(request)
+            while not all(request.done for request in requests):
+                self.advance()
+                _raise_error(requests)
+        finally:
+            for request in requests:
+                self.drop(request)
+
+    def stream(self, request: Request) -> Iterator[Piece]:
+        """Run a request and yield its pieces as they come; leaving the loop drops the request."""
+        self.add(request)
+        try:
+            while not request.done:
+                self.advance()
+                _raise_error([request])
+                if piece := request.piece():
+                    yield piece
+        finally:
+            self.drop(request)
+
+    def advance(self) -> None:
+        """Plan and run one step, and hand its logits to the requests that wait for them."""
+        step = self._scheduler.plan()
+        if step is None:
+            return
+        requests = [self._requests[row.sequence] for row in step.rows]
+        for request in requests:
+            request.admitted()
+        try:
+            out = self._model.step(step.batch(self._ngram_context, self._eos))
+        except BaseException as cause:
+            self._fail(requests, cause)
+            if not isinstance(cause, Exception):
+                raise
+            return
+        self._scheduler.ran(step)
+        self._sample(step, requests, out)
+
+    def _sample(self, step: Step, requests: Sequence[Request], out: StepOutput) -> None:
+        for row, request, logits in zip(step.rows, requests, out.logits, strict=True):
+            if row.sequence.waiting_tokens:
+                continue  # a chunk of a prompt that is not its last
+            try:
+                request.accept(logits)
+            except Exception as cause:
+                self._fail([request], cause)
+            if request.done:
+                self.drop(request)
+
+    def _fail(self, requests: Sequence[Request], cause: BaseException) -> None:
+        for request in requests:
+            request.error = cause
+            self.drop(request)
+
+
+def _raise_error(requests: Sequence[Request]) -> None:
+    for request in requests:
+        if request.error is not None:
+            raise request.error
+
+
+def ngram_history(manifest: Manifest) -> tuple[int, int]:
+    """How many tokens before a step its n-gram ids need, and what stands for those before the start."""
+    eos = manifest.config.eos_token_id
+    return manifest.config.ngram_size - 1, eos[0] if eos else 0

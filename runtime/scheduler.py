@@ -1,0 +1,107 @@
+"""Which sequences run next, and in which slots. No engine is called here.
+
+Slots are taken in the order of arrival and given back the moment a sequence ends. Prompts are run in chunks, one
+sequence at a time and oldest first; the last chunk is as short as what is left, so the shapes that a prompt runs in
+do not depend on its neighbours, and neither does its text. Sequences with a single token to run form the decode
+batch. When there is both, chunks and decode steps take turns: a long prompt delays the others by one chunk, never by
+its whole length.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flashnext.export.errors import RequestError
+from flashnext.runtime.sequence import Row, Sequence, Step
+
+
+class Scheduler:
+    """Owner of the slots.
+
+    Args:
+        slots: how many the bundle's states have.
+        window: tokens that a step may leave pending (the bundle's W).
+        prefill_chunk: most tokens of a prompt in one step.
+        max_batch: most sequences at once (all slots when None).
+    """
+
+    def __init__(self, slots: int, window: int, prefill_chunk: int = 512, max_batch: int | None = None) -> None:
+        if prefill_chunk < 1:
+            raise RequestError(f"prefill_chunk = {prefill_chunk}; a chunk needs at least 1 token.")
+        if max_batch is not None and not 1 <= max_batch <= slots:
+            raise RequestError(
+                f"max_batch = {max_batch} is not from 1 to the bundle's {slots} slots; "
+                "export it with more slots (--slots) or lower it."
+            )
+        self._window = window
+        self._chunk = prefill_chunk
+        self._free = list(range(max_batch or slots))[::-1]
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._decoded_last = False
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any sequence runs or waits."""
+        return bool(self._running or self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; it gets a slot in its turn."""
+        self._waiting.append(sequence)
+
+    def plan(self) -> Step | None:
+        """The next step, or None when there is nothing to run."""
+        self._admit()
+        decoding = [s for s in self._running if s.waiting_tokens == 1]
+        prefilling = next((s for s in self._running if s.waiting_tokens > 1), None)
+        self._decoded_last = bool(decoding) and not (prefilling and self._decoded_last)
+        if self._decoded_last:
+            return Step(tuple(Row(s, 1) for s in decoding), 1)
+        if prefilling is None:
+            return None
+        length = min(prefilling.waiting_tokens, self._chunk)
+        return Step((Row(prefilling, length),), length)
+
+    def ran(self, step: Step) -> None:
+        """Record that a planned step ran."""
+        for row in step.rows:
+            row.sequence.ran(row.length, step.width, self._window)
+
+    def finish(self, sequence: Sequence) -> None:
+        """End a sequence, running or waiting, for whatever reason; its slot is free at once. Twice does no harm."""
+        if sequence.finished:
+            return
+        sequence.finished = True
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+        else:
+            self._running.remove(sequence)
+            self._free.append(sequence.slot)
+            sequence.slot = None
+
+    @contextmanager
+    def borrow_slot(self) -> Iterator[int]:
+        """A slot for use outside the plan (scoring), given back at the end.
+
+        Raises:
+            RequestError: unfinished sequences hold all of them.
+        """
+        if not self._free:
+            raise RequestError("All slots are in use by streams that have not ended; finish or close one of them.")
+        slot = self._free.pop()
+        try:
+            yield slot
+        finally:
+            self._free.append(slot)
+
+    def _admit(self) -> None:
+        while self._waiting and self._free:
+            sequence = self._waiting.popleft()
+            sequence.slot = self._free.pop()
+            self._running.append(sequence)
