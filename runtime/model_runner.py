@@ -13,20 +13,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flashnext.export.checkpoint.identity import identity
+from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import BundleError
 from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime.engines import open_engine
 from flashnext.runtime.engines.base import Array, Engine, numpy_dtype
 from flashnext.runtime.ngram import MappedRows, RowSource
 from flashnext.runtime.states import allocate_states
 from flashnext.runtime.weights import load_weights
-
-if TYPE_CHECKING:
-    from flashnext.export.checkpoint.reader import Checkpoint
 
 FED_ROLES = ("step", "rows", "edge")
 BOUND_ROLES = ("weight", "state")
@@ -92,8 +91,6 @@ class ModelRunner:
             BundleError: the bundle is damaged, or its checkpoint has moved or changed.
             EngineError: the engine is not installed or does not fit.
         """
-        from flashnext.runtime.engines import open_engine
-
         folder = Path(bundle)
         manifest = Manifest.read(folder)
         weights_from = open_checkpoint(manifest, checkpoint)
@@ -209,9 +206,6 @@ def open_checkpoint(manifest: Manifest, override: str | Path | None = None) -> C
     Raises:
         BundleError: it is not there, or it is another one than the bundle was made from.
     """
-    from flashnext.export.checkpoint.identity import identity
-    from flashnext.export.checkpoint.reader import Checkpoint
-
     folder = Path(manifest.checkpoint.path if override is None else override)
     if not folder.is_dir():
         raise BundleError(

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import NgramSpec
 from flashnext.runtime.engines.base import Array, numpy_dtype
-
-if TYPE_CHECKING:
-    from flashnext.export.checkpoint.reader import Checkpoint
 
 Ints = NDArray[np.int64]
 ROW_DTYPES = ("float32", "float16", "bfloat16")

@@ -33,10 +33,11 @@ class StopStrings:
         text, self._held = self._held + text, ""
         if not search or not self._stops:
             return text
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if places:
+        # The one that is complete first counts, so the result does not depend on how the text was cut.
+        ends = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
+        if ends:
             self.found = True
-            return text[: min(places)]
+            return text[: min(ends)[1]]
         held = self._beginning(text)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]

@@ -10,17 +10,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm import tqdm
 
+from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import Manifest, WeightSpec
 from flashnext.runtime.engines.base import Array, numpy_dtype
-
-if TYPE_CHECKING:
-    from flashnext.export.checkpoint.reader import Checkpoint
 
 EXPERT = "{e}"
 PROGRESS_AFTER_SECONDS = 2.0
