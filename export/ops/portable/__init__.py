@@ -8,7 +8,7 @@ that plugin engines are compared with. A form of an op is an overload of its fun
 builder.py   expressions to ONNX nodes
 common.py    norms, rotation, rings, the rows that a step may touch
 context.py   what an op's builder gets
-<op>.py      one op each
+<op>.py      one op each; delta_rule.py and block_index.py hold the inner parts of two
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from collections.abc import Callable, Mapping
 import onnx
 
 from flashnext.export.ops import schema
-from flashnext.export.ops.portable import gated_delta_net, gated_residual, sparse_moe
+from flashnext.export.ops.portable import gated_delta_net, gated_residual, ngram_injection, sparse_attention, sparse_moe
 from flashnext.export.ops.portable.builder import Body, Value
 from flashnext.export.ops.portable.context import Context
 
 BUILDERS: dict[str, Callable[[Context], dict[str, Value]]] = {
     "GatedDeltaNet": gated_delta_net.build,
     "GatedResidual": gated_residual.build,
+    "NgramInjection": ngram_injection.build,
+    "SparseAttention": sparse_attention.build,
     "SparseMoE": sparse_moe.build,
 }
 

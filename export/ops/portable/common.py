@@ -62,6 +62,16 @@ def positions(rows: Rows, steps: Size) -> Value:
     return rows.past.unsqueeze(1) + rows.past.body.arange(steps)
 
 
+def pairs(slot: Value, index: Value) -> Value:
+    """Places [B, N, 2] of elements [B, N] in each row's slot, for GatherND and ScatterND."""
+    return index.body.concat([(slot.unsqueeze(1) + index * 0).unsqueeze(2), index.unsqueeze(2)], 2)
+
+
+def longest(lengths: Value) -> Value:
+    """The largest of lengths [B] as a size, at least 1."""
+    return lengths.reduce("Max", 0, keep=True).op("Max", 1)
+
+
 def write_slots(state: Value, slot: Value, rows: Value) -> Value:
     """The state [P, ...] with whole slots replaced by rows [B, ...]."""
     return state.scatter_nd(slot.unsqueeze(1), rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -160,8 +161,13 @@ class Schedule:
     def step(self, inputs: dict[str, np.ndarray], in_place: bool = True) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Run both, compare states and the outputs of valid tokens; returns the reference's outputs and that mask."""
         case = self.case
-        want = case.reference({**inputs, **self.states[0]})
-        got = case.portable({**inputs, **self.states[1]}, in_place)
+        names = [p.name for p in case.ports.inputs]
+        want, got = (
+            run({name: {**inputs, **states}[name] for name in names})
+            for run, states in zip(
+                (case.reference, partial(case.portable, in_place=in_place)), self.states, strict=True
+            )
+        )
         steps = inputs[case.ports.inputs[0].name].shape[1]
         valid = np.arange(steps) < inputs["new_len"][:, None]
         for port in case.ports.outputs:
@@ -254,14 +260,107 @@ def test_gated_delta_net(
         schedule.step(gdn_inputs(schedule, batch, steps, keys, decay), in_place)
 
 
+# --- NgramInjection -------------------------------------------------------------------------------
+
+NGRAM_SIZES = {"P": 4, "Q": 10, "n": 4, "H": 6, "width": 3}
+NGRAM_ATTRIBUTES = {"branches": 4, "eps": 1e-6, "dilation": 3}
+
+
+@pytest.mark.parametrize("form", ["embed", "pending"])
+@EXAMPLES
+@given(
+    seed=st.integers(0, 1000),
+    plan=st.lists(st.sampled_from([1, 2, 4, 5, 11, 30]), min_size=1, max_size=6),
+    batch=st.integers(1, 4),
+    in_place=st.booleans(),
+)
+def test_ngram_injection(form: str, seed: int, plan: list[int], batch: int, in_place: bool) -> None:
+    case = Case("NgramInjection", form, NGRAM_SIZES, NGRAM_ATTRIBUTES)
+    schedule = Schedule(case, NGRAM_SIZES["P"] - 1, 4, np.random.default_rng(seed))
+    for steps in plan:
+        if schedule.random.random() < 0.2:
+            schedule.restart(int(schedule.random.integers(schedule.slots)))
+        inputs = normal(case, int(schedule.random.integers(1 << 30)), B=batch, S=steps)
+        schedule.step({**inputs, **schedule.rows(batch, steps)}, in_place)
+
+
+# --- SparseAttention ------------------------------------------------------------------------------
+
+QSA_ATTRIBUTES = {
+    "eps": 1e-6, "heads": 4, "kv_heads": 2, "head_dim": 8, "index_heads": 2, "index_head_dim": 6, "block": 4,
+    "budget_blocks": 3, "rope_scale": 1.1,
+}  # fmt: skip
+QSA_SIZES = {"P": 4, "C1": 401, "NB1": 101, "Q": 8, "F": 2, "W": 4}
+
+
+def qsa_inputs(schedule: Schedule, batch: int, steps: int, ties: bool) -> dict[str, np.ndarray]:
+    inputs = normal(schedule.case, int(schedule.random.integers(1 << 30)), B=batch, S=steps)
+    inputs["inv_freq"] = np.array([1.0, 0.01], np.float32)
+    if ties:  # a query of zeros scores every block the same, exactly
+        inputs["index_qk"][schedule.random.random((batch, steps)) < 0.7] = 0
+    return {**inputs, **schedule.rows(batch, steps)}
+
+
+@pytest.mark.parametrize("form", ["select", "select_return"])
+@EXAMPLES
+@given(
+    seed=st.integers(0, 1000),
+    plan=st.lists(st.sampled_from([1, 2, 3, 4, 4, 5, 17, 63, 64, 65]), min_size=1, max_size=5),
+    batch=st.integers(1, 4),
+    block=st.sampled_from([1, 4]),
+    budget=st.sampled_from([1, 3, 30]),
+    ties=st.booleans(),
+    in_place=st.booleans(),
+)
+def test_sparse_attention(
+    form: str, seed: int, plan: list[int], batch: int, block: int, budget: int, ties: bool, in_place: bool
+) -> None:
+    sizes = {**QSA_SIZES, "NB1": 400 // block + 1}
+    case = Case("SparseAttention", form, sizes, {**QSA_ATTRIBUTES, "block": block, "budget_blocks": budget})
+    schedule = Schedule(case, sizes["P"] - 1, sizes["W"], np.random.default_rng(seed))
+    for steps in plan:
+        if schedule.random.random() < 0.2:
+            schedule.restart(int(schedule.random.integers(schedule.slots)))
+        schedule.step(qsa_inputs(schedule, batch, steps, ties), in_place)
+
+
+@EXAMPLES
+@given(
+    seed=st.integers(0, 1000),
+    plan=st.lists(st.sampled_from([1, 2, 5, 17, 64]), min_size=1, max_size=3),
+    drafts=st.lists(st.sampled_from([1, 1, 2, 6]), min_size=1, max_size=3),
+    batch=st.integers(1, 4),
+    in_place=st.booleans(),
+)
+def test_sparse_attention_with_given_blocks(
+    seed: int, plan: list[int], drafts: list[int], batch: int, in_place: bool
+) -> None:
+    first = Case("SparseAttention", "select_return", QSA_SIZES, QSA_ATTRIBUTES)
+    schedule = Schedule(first, QSA_SIZES["P"] - 1, 0, np.random.default_rng(seed))
+    blocks, lengths = np.full((4, 3), -1, np.int32), np.zeros(4, np.int32)
+    for steps in plan:
+        inputs = qsa_inputs(schedule, batch, steps, False)
+        out, _ = schedule.step(inputs, in_place)
+        fed = inputs["new_len"] > 0
+        blocks[inputs["slots"][fed]] = out["blocks_out"][fed]
+        lengths[inputs["slots"][fed]] = (inputs["past_len"] + inputs["new_len"])[fed]
+    schedule.case = Case("SparseAttention", "given", QSA_SIZES, QSA_ATTRIBUTES)
+    for steps in drafts:
+        inputs = qsa_inputs(schedule, batch, steps, False)
+        inputs.update(blocks=blocks[inputs["slots"]], blocks_len=lengths[inputs["slots"]])
+        schedule.step(inputs, in_place)
+
+
 # --- every function as a model --------------------------------------------------------------------
 
 MODELS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "GatedResidual": ({"n": 4, "H": 16, "rank": 6}, {"branches": 4, "eps": 1e-6}),
     "SparseMoE": ({"H": 12, "I": 8, "experts": 16}, {"top_k": 3, "normalize": 1}),
     "GatedDeltaNet": (GDN_SIZES, GDN_ATTRIBUTES),
+    "NgramInjection": (NGRAM_SIZES, NGRAM_ATTRIBUTES),
+    "SparseAttention": (QSA_SIZES, QSA_ATTRIBUTES),
 }
-FORMS = [(op.name, form.name) for op in schema.OPS for form in op.forms if op.name in MODELS]
+FORMS = [(op.name, form.name) for op in schema.OPS for form in op.forms]
 
 
 @pytest.mark.parametrize("activation", ["float32", "bfloat16", "float16"])
