@@ -57,8 +57,10 @@ def _token_ids(value: Any, config: ModelConfig) -> list[int]:
 
 def _sampling(raw: dict[str, Any]) -> dict[str, float | int | bool]:
     defaults: dict[str, float | int | bool] = {}
-    if raw.get("do_sample") is not None:
-        defaults["do_sample"] = bool(raw["do_sample"])
+    if (sample := raw.get("do_sample")) is not None:
+        if not isinstance(sample, bool):
+            raise CheckpointError(f"generation_config.json has do_sample = {sample!r:.40}; expected true or false.")
+        defaults["do_sample"] = sample
     for name, (kind, low, high) in NUMBERS.items():
         value = raw.get(name)
         if value is None:

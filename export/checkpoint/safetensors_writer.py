@@ -38,6 +38,7 @@ def write_safetensors(path: Path, plan: Sequence[PlannedTensor], values: Callabl
     # Widest elements first keeps every tensor aligned to its own element.
     ordered = sorted(plan, key=lambda t: -NUMPY_DTYPES[t.dtype].itemsize)
     header = _header(ordered)
+    path.unlink(missing_ok=True)  # a new file: whoever has the old one mapped would crash if it changed under them
     with path.open("wb") as stream:
         stream.write(len(header).to_bytes(LENGTH_BYTES, "little") + header)
         for tensor in ordered:
