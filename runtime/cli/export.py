@@ -1,0 +1,97 @@
+"""`flashnext export`: from a checkpoint to a bundle. The work is done by `flashnext.export.graphs.bundle`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any, NoReturn
+
+from tqdm import tqdm
+
+from flashnext.runtime.cli.parser import Commands, Parser, whole_number
+
+DESCRIPTION = """\
+Write the ONNX graphs of a checkpoint and a manifest into a folder, the bundle. The weights are neither copied nor
+loaded: the graphs point into the checkpoint's safetensors files, so the checkpoint has to stay where it is (or be named
+again with --checkpoint when running). The bundle appears whole or not at all."""
+
+EXAMPLES = """\
+examples:
+  flashnext export Qwen3.8-Flash-Next my-bundle
+  flashnext export CHECKPOINT BUNDLE --capacity 32768 --slots 4      four texts at once, of up to 32,768 tokens each
+  flashnext export CHECKPOINT BUNDLE --rope-scaling yarn:4           contexts up to four times the native length
+  flashnext export CHECKPOINT BUNDLE --beside                        for trtexec and the polygraphy command
+"""
+
+
+def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
+    """Describe the subcommand."""
+    parser = commands.add_parser(
+        "export", help="checkpoint to bundle", description=DESCRIPTION, epilog=EXAMPLES, parents=parents
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder in Hugging Face layout")
+    parser.add_argument("bundle", metavar="BUNDLE", help="folder to make")
+    add = parser.add_argument_group("sizes").add_argument
+    add("--capacity", type=whole_number(1), metavar="TOKENS", help="longest text of a slot, prompt included")
+    add("--slots", type=whole_number(1, 4096), help="texts that can be under way at once")
+    add("--window", type=whole_number(1, 64), help="tokens that one verification step can take (default: 8)")
+    add = parser.add_argument_group("model").add_argument
+    add("--dtype", choices=("float32", "bfloat16"), help="float32 (default) is what ONNX Runtime needs on a CPU")
+    add("--indexer-budget", type=whole_number(1), metavar="TOKENS", help="tokens that sparse attention may choose")
+    add("--rope-scaling", type=rope_scaling, metavar="SCALING", help=f"longer contexts: {SCALING_FORMS}")
+    add = parser.add_argument_group("writing").add_argument
+    add("--beside", action="store_true", help="write the graphs next to the checkpoint's shards too")
+    add("--overwrite", action="store_true", help="replace a bundle that is already there")
+    return parser
+
+
+SCALING_FORMS = (
+    'yarn:FACTOR, or JSON such as {"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":262144}'
+)
+
+
+def rope_scaling(text: str) -> dict[str, Any]:
+    """Converter for --rope-scaling; the values are checked with the rest of the model configuration."""
+    kind, _, factor = text.partition(":")
+    try:
+        value = {"rope_type": "yarn", "factor": float(factor)} if kind == "yarn" else json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected {SCALING_FORMS}, found {text!r}")
+    return value
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Run the subcommand."""
+    from flashnext.export.graphs.bundle import ExportOptions, export_bundle
+
+    names = ("window", "capacity", "slots", "indexer_budget", "dtype", "rope_scaling", "beside", "overwrite")
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    start = time.perf_counter()
+    with _bar() as bar:
+        export_bundle(
+            arguments.checkpoint,
+            arguments.bundle,
+            ExportOptions(**given),
+            note=lambda line: _remark(line, bar),
+            progress=lambda graph: _begin(graph, bar),
+        )
+    _remark(f"exported to {arguments.bundle} in {time.perf_counter() - start:.1f} s", bar)
+    return 0
+
+
+def _bar() -> tqdm[NoReturn]:
+    """A progress bar for people only: on a terminal, and after two seconds."""
+    return tqdm(unit=" graphs", delay=2.0, leave=False, disable=not sys.stderr.isatty())
+
+
+def _begin(graph: str, bar: tqdm[NoReturn]) -> None:
+    bar.set_description(f"exporting {graph}")
+    bar.update()
+
+
+def _remark(line: str, bar: tqdm[NoReturn]) -> None:
+    bar.write(f"flashnext: {line}", file=sys.stderr)

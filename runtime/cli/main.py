@@ -1,0 +1,121 @@
+"""The command `flashnext`: from a checkpoint to a bundle to text.
+
+    flashnext --help
+    flashnext export CHECKPOINT BUNDLE
+    flashnext run BUNDLE --prompt "Once upon a time"
+
+A subcommand is a module with `add_parser` and `execute`. What a user can mend ends with one message on standard error
+and exit code 2; `--verbose` adds the traceback. A fault of this program keeps its traceback and ends with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from flashnext.export.errors import FlashNextError
+from flashnext.runtime.cli import export, info, run, validate
+from flashnext.runtime.cli.parser import Parser, UsageError, check_command, check_leftovers
+
+COMMANDS = {"export": export, "run": run, "info": info, "validate": validate}
+
+EXIT_FAILED = 1
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+"""128 + the signal's number (SIGINT, SIGPIPE), as shells report them."""
+
+DESCRIPTION = """\
+Qwen3.8-Flash-Next ahead of time: export a checkpoint to a bundle of ONNX graphs, run the bundle, look into both."""
+
+EXAMPLES = """\
+a first run:
+  flashnext info CHECKPOINT                      what the checkpoint holds, and the memory it takes
+  flashnext export CHECKPOINT BUNDLE             write the ONNX graphs; the weights stay where they are
+  flashnext run BUNDLE --prompt "Once upon a"    generate text
+  flashnext run BUNDLE --chat                    talk to it
+  flashnext validate BUNDLE                      compare the graphs with the PyTorch model
+
+Each command explains itself: flashnext COMMAND --help
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()  # a broken pipe shows here, not while the interpreter exits
+        return code
+    except (FlashNextError, OSError, ModuleNotFoundError) as error:
+        return _report(error, verbose="--verbose" in words)
+    except KeyboardInterrupt:
+        print("\nflashnext: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _dispatch(words: list[str]) -> int:
+    parser, subparsers = _parsers()
+    check_command(words, COMMANDS)
+    arguments, leftovers = parser.parse_known_args(words)
+    check_leftovers(leftovers, subparsers.get(arguments.command, parser))
+    if arguments.command is None:
+        raise UsageError(f"No command given. The commands are: {', '.join(COMMANDS)}. See: flashnext --help")
+    execute = cast(Callable[[argparse.Namespace], int], COMMANDS[arguments.command].execute)
+    return execute(arguments)
+
+
+def _parsers() -> tuple[Parser, dict[str, Parser]]:
+    """The parser and those of its subcommands; each of them knows the global options."""
+    common = Parser(add_help=False)
+    common.add_argument(
+        "--verbose", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error too"
+    )
+    parser = Parser(prog="flashnext", description=DESCRIPTION, epilog=EXAMPLES, parents=[common])
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    return parser, {name: module.add_parser(commands, [common]) for name, module in COMMANDS.items()}
+
+
+def _report(error: Exception, verbose: bool) -> int:
+    """Print what the user can mend as one message; other exceptions go on."""
+    if isinstance(error, BrokenPipeError):
+        # The reader of our output has gone (`flashnext … | head`): nothing is left to say, also not while exiting.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    message = _message(error)
+    if message is None:
+        raise error
+    if verbose:
+        traceback.print_exception(error)
+    print(f"flashnext: error: {message}", file=sys.stderr)
+    return EXIT_USER_ERROR
+
+
+EXTRAS = {
+    "torch": "export",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnx_ir": "export",
+    "polygraphy": "validate",
+    "onnxruntime": "cpu",
+}
+
+
+def _message(error: Exception) -> str | None:
+    """The error in one message with its remedy, or None if the user cannot mend it."""
+    if isinstance(error, FlashNextError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        extra = EXTRAS.get((error.name or "").split(".")[0])
+        return extra and f"This needs the package {error.name}. Install it with: pip install 'flashnext-trt[{extra}]'"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}. Check that the path exists and that you may use it."
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

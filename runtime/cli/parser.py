@@ -1,0 +1,101 @@
+"""Argument parsing whose errors are sentences: the value, what was expected, and the closest known option.
+
+argparse exits the process at a fault and answers an unknown option with "unrecognized arguments". Here every fault is
+a `UsageError`, so `main` has one place that prints errors and chooses the exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, Protocol
+
+from flashnext.export.errors import FlashNextError
+
+
+class UsageError(FlashNextError):
+    """A command line that cannot be understood."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises `UsageError`, takes no abbreviated options, and keeps the help's line breaks."""
+
+    def __init__(self, **settings: object) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        settings.setdefault("allow_abbrev", False)
+        super().__init__(**settings)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        sentence = message[:1].upper() + message[1:]
+        raise UsageError(f"{sentence}. See: {self.prog} --help")
+
+    def option_names(self) -> list[str]:
+        """All options of this (sub)command, such as --window."""
+        return [name for action in self._actions for name in action.option_strings]
+
+
+class Commands(Protocol):
+    """Where a subcommand adds its parser."""
+
+    def add_parser(self, name: str, **settings: Any) -> Parser:
+        """Like argparse's."""
+        ...
+
+
+def check_command(argv: Sequence[str], commands: Iterable[str]) -> None:
+    """Raise a UsageError for a first word that is no subcommand."""
+    first = next((word for word in argv if not word.startswith("-")), None)
+    if first is not None and first not in commands:
+        known = ", ".join(commands)
+        raise UsageError(f"Unknown command {first!r}.{suggestion(first, commands)} The commands are: {known}.")
+
+
+def check_leftovers(leftovers: Sequence[str], parser: Parser) -> None:
+    """Raise a UsageError for words that no option or position of the (sub)command took."""
+    if not leftovers:
+        return
+    word = next((w for w in leftovers if w.startswith("-")), None)
+    if word is None:
+        raise UsageError(f"Unexpected argument {leftovers[0]!r}. See: {parser.prog} --help")
+    name = word.split("=", 1)[0]
+    raise UsageError(f"Unknown option {name}.{suggestion(name, parser.option_names())} See: {parser.prog} --help")
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """' Did you mean …?' when a known word is close, else nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
+    """Converter for an option that takes a whole number between bounds (included)."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}") from None
+        if value < low or (high is not None and value > high):
+            bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+            raise argparse.ArgumentTypeError(f"expected a whole number {bounds}, found {text}")
+        return value
+
+    return convert
+
+
+def number(text: str) -> float:
+    """Converter for an option that takes a number; the library checks its range."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, found {text!r}") from None
+
+
+def token_ids(text: str) -> list[int]:
+    """Converter for token ids: "1,2,3", or with spaces, or as a JSON list."""
+    words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
+    try:
+        return [int(word) for word in words]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'expected token ids such as "1,2,3", found {text!r}') from None
