@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from flashnext.export.checkpoint.random_checkpoint import write_random_checkpoint
+
+
+def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that `make` fills once per test run, whichever of pytest-xdist's workers comes first."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with FileLock(f"{folder}.lock"):
+        done = folder.with_name(f"{name}.done")
+        if not done.exists():
+            make(folder)
+            done.touch()
+    return folder
 
 
 @pytest.fixture(scope="session")
 def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default small random checkpoint (BF16, fused experts, MTP, tokenizer). Read it, never write into it."""
-    return write_random_checkpoint(tmp_path_factory.mktemp("random_checkpoint"))
+    return make_once(tmp_path_factory, "random_checkpoint", write_random_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def random_bundle(tmp_path_factory: pytest.TempPathFactory, random_checkpoint: Path) -> Path:
+    """The random checkpoint, exported with small slots. Read it, never write into it."""
+    from flashnext.export.graphs.bundle import ExportOptions, export_bundle
+
+    options = ExportOptions(capacity=256, slots=3)
+    return make_once(
+        tmp_path_factory, "random_bundle", lambda folder: export_bundle(random_checkpoint, folder, options)
+    )
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's wheel, built once."""
+    return next(make_once(tmp_path_factory, "wheel", _build_wheel).glob("*.whl"))
+
+
+def _build_wheel(folder: Path) -> None:
+    script = Path(__file__).parents[1] / "scripts/build_wheel"
+    subprocess.run([script, folder], check=True, env={**os.environ, "PYTHON": sys.executable})

@@ -11,23 +11,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-from filelock import FileLock
-
 ROOT = Path(__file__).parents[1]
 SOURCES = ("export", "plugins", "runtime", "calibration")
-
-
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built once for all workers of pytest-xdist."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"
-    with FileLock(f"{folder}.lock"):
-        if not list(folder.glob("*.whl")):
-            environment = {**os.environ, "PYTHON": sys.executable}
-            subprocess.run([ROOT / "scripts/build_wheel", folder], check=True, env=environment)
-    return next(folder.glob("*.whl"))
 
 
 def test_wheel_holds_the_sources_and_nothing_else(wheel: Path) -> None:

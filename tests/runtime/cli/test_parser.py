@@ -1,0 +1,32 @@
+"""Converters of option values."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from flashnext.runtime.cli.export import rope_scaling
+from flashnext.runtime.cli.parser import token_ids
+
+
+@pytest.mark.parametrize("text", ["1,2,3", "1 2 3", "[1, 2, 3]", " 1,2, 3 "])
+def test_token_ids(text: str) -> None:
+    assert token_ids(text) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("yarn:4", {"rope_type": "yarn", "factor": 4.0}),
+        ('{"rope_type": "yarn", "factor": 2.0}', {"rope_type": "yarn", "factor": 2.0}),
+    ],
+)
+def test_rope_scaling(text: str, value: dict[str, object]) -> None:
+    assert rope_scaling(text) == value
+
+
+@pytest.mark.parametrize("text", ["4", "yarn:", "yarn:x", "[1]", "{"])
+def test_rope_scaling_of_another_form(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="yarn:FACTOR"):
+        rope_scaling(text)
