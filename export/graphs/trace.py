@@ -25,8 +25,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from flashnext.export.graphs.manifest import GraphSpec, TensorSpec
 from flashnext.export.model.graphs import Graph
 from flashnext.export.ops import schema, torch_ops
+from flashnext.export.ops.portable.builder import OPSET
 
-OPSET = 23
 _EXAMPLE_SIZES = {"B": 2, "S": 3, "N": 5}
 """Sizes of the example step: distinct, and none of them 0 or 1, which torch.export would bake in."""
 

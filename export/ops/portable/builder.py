@@ -18,8 +18,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-OPSET = 18
-"""Lowest operator set that serves: reductions that take their axes as an input, Pad with axes."""
+OPSET = 23
+"""Operator set of the functions and of every graph that carries them: the two must agree, or checkers and inliners
+refuse the model. 18 would do for the functions (reductions and Pad that take their axes as an input)."""
 
 DTYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
 _NUMPY = {"float32": np.float32, "int32": np.int32, "int64": np.int64, "bool": np.bool_}
