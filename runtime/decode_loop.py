@@ -6,7 +6,7 @@ trusted. Either way the slots are free again, the others go on, and whoever owns
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 from flashnext.export.graphs.manifest import Manifest
@@ -62,7 +62,7 @@ class DecodeLoop:
             for request in requests:
                 self.drop(request)
 
-    def stream(self, request: Request) -> Iterator[Piece]:
+    def stream(self, request: Request) -> Generator[Piece, None, None]:
         """Run a request and yield its pieces as they come; leaving the loop drops the request."""
         self.add(request)
         try:

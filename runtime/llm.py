@@ -12,7 +12,7 @@ An `LLM` belongs to one thread. A stream that is not read to its end keeps its s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -86,7 +86,7 @@ class LLM:
         self._loop.run(requests)
         return [request.output() for request in requests]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Piece, None, None]:
         """Run one prompt and yield what is said as it comes; the prompt is checked before the first step."""
         self._open_runner()
         return self._loop.stream(self._request(prompt, params or SamplingParams()))

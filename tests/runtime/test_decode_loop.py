@@ -1,0 +1,184 @@
+"""The decode loop over a model that only remembers: who gets which token, and what a failure leaves behind.
+
+The stand-in keeps each slot's tokens as the states would and answers with a hash of all of them, so any mix-up of
+slots, lengths or chunks changes the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashnext.export.errors import EngineError, RequestError
+from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime.decode_loop import DecodeLoop
+from flashnext.runtime.model_runner import StepBatch, StepOutput
+from flashnext.runtime.request import Request
+from flashnext.runtime.sampling_params import SamplingParams
+from flashnext.runtime.scheduler import Scheduler
+
+MakeManifest = Callable[..., Manifest]
+
+
+class RememberingModel:
+    """Slots that hold tokens; `fail_at` names steps that raise, `nan_for` a first token whose logits break."""
+
+    def __init__(self, manifest: Manifest, fail_at: int = -1, nan_for: int = -1) -> None:
+        self.manifest = manifest
+        self.steps = 0
+        self.batch_sizes: list[int] = []
+        self._fail_at, self._nan_for = fail_at, nan_for
+        self._memory: dict[int, list[int]] = {}
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        self.steps += 1
+        self.batch_sizes.append(len(batch.slots))
+        if self.steps == self._fail_at:
+            raise EngineError("the engine broke")
+        rows = [self._row(batch, i) for i in range(len(batch.slots))]
+        return StepOutput(np.stack(rows), np.zeros(0))
+
+    def _row(self, batch: StepBatch, i: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        slot, past, length = int(batch.slots[i]), int(batch.past_len[i]), int(batch.new_len[i])
+        before = self._memory[slot][:past] if past else []
+        assert len(before) == past
+        tokens = self._memory[slot] = before + batch.token_ids[i, :length].tolist()
+        row = np.random.default_rng(tokens).normal(size=self.manifest.config.vocab_size).astype(np.float32)
+        return row * np.float32(np.nan) if tokens[0] == self._nan_for else row
+
+
+def start(
+    manifest: Manifest, chunk: int = 5, max_batch: int | None = None, **faults: int
+) -> tuple[DecodeLoop, Scheduler, RememberingModel]:
+    model = RememberingModel(manifest, **faults)
+    scheduler = Scheduler(manifest.slots, manifest.window, chunk, max_batch)
+    return DecodeLoop(model, scheduler), scheduler, model
+
+
+def request(manifest: Manifest, prompt: list[int], **params: Any) -> Request:
+    params = {"max_tokens": 7, "temperature": 0.0, **params}
+    return Request(manifest, prompt, SamplingParams(**params), None)
+
+
+def alone(manifest: Manifest, prompt: list[int], **params: Any) -> list[int]:
+    loop, _, _ = start(manifest, chunk=64)
+    single = request(manifest, prompt, **params)
+    loop.run([single])
+    return single.output().token_ids
+
+
+PROMPTS = [[1, 2, 3], [9] * 17, [4], [5, 6] * 10, [7] * 5, [8, 1]]
+
+
+@pytest.mark.parametrize("max_batch", [1, 2, 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_text_does_not_depend_on_its_neighbours(
+    make_manifest: MakeManifest, max_batch: int, temperature: float
+) -> None:
+    manifest = make_manifest()
+    loop, scheduler, model = start(manifest, max_batch=max_batch)
+    params = [{"temperature": temperature, "seed": 3 + i, "max_tokens": 3 + 2 * i} for i in range(len(PROMPTS))]
+    requests = [request(manifest, p, **s) for p, s in zip(PROMPTS, params, strict=True)]
+    loop.run(requests)
+    for asked, prompt, settings in zip(requests, PROMPTS, params, strict=True):
+        assert asked.output().token_ids == alone(manifest, prompt, **settings)
+        assert asked.output().finish_reason == "length"
+    assert max(model.batch_sizes) == max_batch
+    assert scheduler.free_slots == max_batch
+    assert not scheduler.busy
+
+
+def test_stop_tokens_end_a_text_and_are_kept_in_its_tokens(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    free = alone(manifest, [1, 2, 3])
+    stop = free[3]
+    assert stop not in free[:3]
+    by_model = make_manifest(stop_token_ids=(stop,))
+    assert alone(by_model, [1, 2, 3]) == free[:4]
+    assert alone(by_model, [1, 2, 3], ignore_eos=True) == free
+    assert alone(manifest, [1, 2, 3], stop_token_ids=[stop]) == free[:4]
+    later = alone(by_model, [1, 2, 3], min_tokens=5)
+    assert len(later) > 5
+    assert stop not in later[:5]
+
+
+def test_a_failed_step_ends_its_requests_and_frees_their_slots(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    loop, scheduler, _ = start(manifest, fail_at=3)
+    with pytest.raises(EngineError, match="the engine broke"):
+        loop.run([request(manifest, p) for p in PROMPTS])
+    assert scheduler.free_slots == manifest.slots
+    assert not scheduler.busy
+    after = request(manifest, [1, 2, 3])
+    loop.run([after])
+    assert after.output().token_ids == alone(manifest, [1, 2, 3])
+
+
+def test_broken_logits_end_one_request_and_the_others_go_on(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    loop, scheduler, _ = start(manifest, nan_for=9)
+    healthy, broken = request(manifest, [1, 2, 3]), request(manifest, [9, 9])
+    pieces = loop.stream(healthy)
+    first = next(pieces)
+    with pytest.raises(EngineError, match="logits hold nan"):
+        loop.run([broken])
+    said = first.token_ids + [t for piece in pieces for t in piece.token_ids]
+    assert said == alone(manifest, [1, 2, 3])
+    assert scheduler.free_slots == manifest.slots
+
+
+def test_a_stream_that_is_left_gives_its_slot_back(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    loop, scheduler, _ = start(manifest)
+    stream = loop.stream(request(manifest, [1, 2, 3]))
+    next(stream)
+    assert scheduler.free_slots == manifest.slots - 1
+    stream.close()
+    assert scheduler.free_slots == manifest.slots
+    assert not scheduler.busy
+
+
+def test_streams_and_runs_take_turns(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    loop, _, _ = start(manifest)
+    streams = [loop.stream(request(manifest, p, max_tokens=20)) for p in PROMPTS[:2]]
+    said: list[list[int]] = [[], []]
+    for _ in range(3):
+        for i, stream in enumerate(streams):
+            said[i] += next(stream).token_ids
+    loop.run([request(manifest, [4])])
+    for i, stream in enumerate(streams):
+        pieces = list(stream)
+        said[i] += [t for piece in pieces for t in piece.token_ids]
+        assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+        assert said[i] == alone(manifest, PROMPTS[i], max_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "sentence"),
+    [
+        ([], {}, "The prompt is empty"),
+        ([1, 512], {}, "512; token ids are whole numbers from 0 to 511"),
+        ([1, -1], {}, "-1; token ids"),
+        ([1, "a"], {}, "'a'; token ids"),
+        ([1] * 65, {}, "has 65 tokens and a slot of this bundle holds 64"),
+        ([1] * 64, {}, "64 prompt tokens and max_tokens = 7 exceed"),
+        ([1] * 64, {"max_tokens": None}, "64 prompt tokens and max_tokens = 1 exceed"),
+        ([1] * 60, {"max_tokens": 5}, "exceed the 64 tokens"),
+        ([1] * 60, {"max_tokens": None, "min_tokens": 9}, "min_tokens = 9 exceeds the 4 tokens"),
+        ([1], {"stop": "x"}, "Stop strings need a tokenizer"),
+        ([1], {"stop_token_ids": [512]}, "stop_token_ids holds 512"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_runs(
+    make_manifest: MakeManifest, prompt: list[Any], params: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(RequestError, match=sentence):
+        request(make_manifest(), prompt, **params)
+
+
+def test_without_max_tokens_a_text_goes_on_to_the_end_of_its_slot(make_manifest: MakeManifest) -> None:
+    assert len(alone(make_manifest(), [1] * 50, max_tokens=None)) == 14
