@@ -10,6 +10,7 @@ it. Each graph gets the reference's outputs of the graphs before it, so an error
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,14 +89,16 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
         metadata = TensorMetadata()
         for spec in self._engine.spec.inputs:
             if spec.role in ("step", "rows", "edge"):
-                shape = tuple(d if isinstance(d, int) else -1 for d in spec.shape)
+                shape = tuple(d if isinstance(d, int) else None for d in spec.shape)
                 metadata.add(spec.name, numpy_dtype(spec.dtype), shape)
         return metadata
 
     def infer_impl(self, feed_dict: Mapping[str, Array]) -> OrderedDict[str, Array]:
         """Run one step; positions without a token read as zero, because nobody may read them."""
         step, self._next = self._steps[self._next], self._next + 1
+        start = time.perf_counter()
         outputs = self._engine.run(feed_dict)
+        self.inference_time = time.perf_counter() - start
         specs = {t.name: t for t in self._engine.spec.outputs}
         return OrderedDict(
             (name, _masked(value, step) if specs[name].shape[:2] == ("B", "S") else value)
@@ -128,12 +131,15 @@ class DeviationCompare:
         return found
 
     def _compare(self, step: Step, name: str, reference: Array, other: Array) -> OutputError:
+        exact = np.issubdtype(reference.dtype, np.integer)
+        if exact:  # the chosen blocks are sets
+            reference, other = np.sort(reference), np.sort(other)
         wide = reference.astype(np.float64)
         error = np.abs(wide - other.astype(np.float64))
-        # Integers (block choices) have to be the same; a constant output has no deviation to relate errors to.
-        spread = float(wide.std()) if np.issubdtype(reference.dtype, np.inexact) else 0.0
         largest, mean = (float(error.max()), float(error.mean())) if error.size else (0.0, 0.0)
-        return OutputError(self._graph, step.name, name, largest, mean, spread or 1.0, self._tolerance)
+        # Errors of integers, and of a constant, are related to 1.
+        deviation = 1.0 if exact else float(wide.std()) or 1.0
+        return OutputError(self._graph, step.name, name, largest, mean, deviation, self._tolerance)
 
 
 class Validation:
@@ -151,8 +157,7 @@ class Validation:
     def run(self, graph: str, steps: list[Step], feeds: list[dict[str, Array]]) -> RunResults:
         """Both engines over all steps of one graph, the reference first."""
         runners = [EngineRunner(kind, self._open(kind, graph), steps) for kind in self._kinds]
-        with G_LOGGER.verbosity(G_LOGGER.ERROR):
-            return Comparator.run(runners, data_loader=feeds, warm_up=0)
+        return Comparator.run(runners, data_loader=feeds, warm_up=0)
 
     def _open(self, kind: str, graph: str) -> Engine:
         engine = open_engine(kind, graph, self._bundle, self.manifest, self._checkpoint, self._threads)
@@ -180,9 +185,14 @@ def validate(
     validation = Validation(Path(bundle), engine, checkpoint, threads)
     manifest = validation.manifest
     comparison = DeviationCompare(TOLERANCES[manifest.dtype] if tolerance is None else tolerance)
-    maker, steps = FeedMaker(manifest, seed), plan(manifest, tokens)
+    with G_LOGGER.verbosity(G_LOGGER.ERROR):
+        _compare_graphs(validation, comparison, plan(manifest, tokens), FeedMaker(manifest, seed))
+    return Report(engine, comparison.rows)
+
+
+def _compare_graphs(validation: Validation, comparison: DeviationCompare, steps: list[Step], maker: FeedMaker) -> None:
     known: list[dict[str, Array]] = [{} for _ in steps]
-    for graph, spec in manifest.graphs.items():
+    for graph, spec in validation.manifest.graphs.items():
         if graph == DRAFT_GRAPH:
             steps, known = [draft_step(steps[-1])], [draft_inputs(known[-1])]
         feeds = [maker.feeds(spec, i, step, known[i]) for i, step in enumerate(steps)]
@@ -191,4 +201,3 @@ def validate(
         Comparator.compare_accuracy(results, compare_func=comparison)
         for memory, iteration in zip(known, results[0][1], strict=True):
             memory.update({name: iteration[name] for name in iteration})
-    return Report(engine, comparison.rows)
