@@ -1,0 +1,31 @@
+"""`flashnext validate` on a sound bundle, and its verdict when the tolerance is not kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime.cli.main import main
+
+
+def test_sound_bundle_passes(random_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(random_bundle), "--tokens", "70", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["passed"]
+    assert {row["graph"] for row in report["outputs"]} == set(Manifest.read(random_bundle).graphs)
+    assert {row["step"] for row in report["outputs"]} == {"prefill", "decode", "verify", "after verify", "draft"}
+
+
+def test_error_above_the_tolerance_ends_with_1(random_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(random_bundle), "--tolerance", "0"]) == 1
+    captured = capsys.readouterr()
+    assert "DIFFERS" in captured.out
+    assert "differ by more than the tolerance" in captured.err
+
+
+def test_prefill_that_does_not_fit(random_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(random_bundle), "--tokens", "1000"]) == 2
+    assert "Choose --tokens from 9 to 250" in capsys.readouterr().err
