@@ -10,10 +10,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from flashnext.export.graphs.trace import traced_name
 from flashnext.export.ops import portable, schema
 
-_FORMS = {traced_name(op.name, form.name): (op, form) for op in schema.OPS for form in op.forms}
 _DTYPES = {
     ir.DataType.FLOAT: "float32",
     ir.DataType.FLOAT16: "float16",
@@ -23,13 +21,14 @@ _DTYPES = {
 
 
 def attach(model: ir.Model, window: int) -> Counter[str]:
-    """Give every custom node its final name, overload and `form` attribute, and the model their functions."""
+    """Give every custom node its form as overload, and the model the functions."""
     counts: Counter[str] = Counter()
     made: dict[tuple[str, str], dict[str, Any]] = {}
     for node in model.graph:
         if node.domain != schema.DOMAIN:
             continue
-        op, form = _FORMS[node.op_type]
+        op = schema.op(node.op_type)
+        form = op.form(node.attributes["form"].as_string())
         described = _describe(node, op, form, window)
         key = (op.name, form.name)
         if key not in made:
@@ -38,8 +37,7 @@ def attach(model: ir.Model, window: int) -> Counter[str]:
             model.functions[function.identifier()] = function
         elif made[key] != described:
             raise AssertionError(f"two {key} nodes of one graph differ: {made[key]} and {described}")
-        node.op_type, node.overload = op.name, form.name
-        node.attributes["form"] = ir.AttrString("form", form.name)
+        node.overload = form.name
         counts[f"{op.name}.{form.name}"] += 1
     return counts
 

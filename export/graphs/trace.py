@@ -1,8 +1,7 @@
 """From a graph module to an ONNX graph without weights: torch.export and torch.onnx under fake tensors.
 
-Each custom op becomes one node of domain `flashnext`. While torch translates, a node's type is `<Op>_<form>` (its
-schema, made from the op table, has fixed inputs and outputs); `functions.attach` then makes it `<Op>` with the form
-as overload and attribute, and adds the portable function. Parameters become initializers without data, which
+Each custom op becomes one node of domain `flashnext` with its form as an attribute; `functions.attach` makes the form
+its overload too, and adds the portable function. Parameters become initializers without data, which
 `external.point_to_checkpoint` points into the checkpoint's files.
 """
 
@@ -15,16 +14,14 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 import torch
-from onnxscript.values import Opset
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flashnext.export.graphs.manifest import GraphSpec, TensorSpec
 from flashnext.export.model.graphs import Graph
-from flashnext.export.ops import schema, torch_ops
+from flashnext.export.ops import onnx_schemas, schema, torch_ops
 from flashnext.export.ops.portable.builder import OPSET
 
 _EXAMPLE_SIZES = {"B": 2, "S": 3, "N": 5}
@@ -116,60 +113,9 @@ def _quiet() -> Iterator[None]:
 
 @cache
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """torch op of each form -> function that emits its node; registers the forms' ONNX schemas once."""
-    table: dict[Callable[..., Any], Callable[..., Any]] = {}
-    for op in schema.OPS:
-        for form in op.forms:
-            onnx.defs.register_schema(_form_schema(op, form))
-            packet = getattr(torch.ops.flashnext, torch_ops.torch_name(op.name, form.name))
-            table[packet.default] = _emitter(traced_name(op.name, form.name))
-    return table
-
-
-def traced_name(op: str, form: str) -> str:
-    """Node type of a form while torch translates."""
-    return f"{op}_{form}"
-
-
-def _emitter(name: str) -> Callable[..., Any]:
-    opset = Opset(schema.DOMAIN, schema.VERSION)
-
-    def emit(*inputs: Any, **attributes: Any) -> Any:
-        return getattr(opset, name)(*inputs, **attributes)
-
-    return emit
-
-
-_ONNX_TYPES = {
-    "float32": "tensor(float)",
-    "float16": "tensor(float16)",
-    "bfloat16": "tensor(bfloat16)",
-    "int32": "tensor(int32)",
-}
-
-
-def _form_schema(op: schema.Op, form: schema.Form) -> Any:
-    """ONNX schema of one form, from the table."""
-    kinds = onnx.defs.OpSchema.AttrType
-    ports = (*form.inputs, *form.outputs)
-
-    def typed(port: schema.Port) -> Any:
-        return onnx.defs.OpSchema.FormalParameter(port.name, _ONNX_TYPES.get(port.dtype, port.dtype), port.doc)
-
-    return onnx.defs.OpSchema(
-        traced_name(op.name, form.name),
-        schema.DOMAIN,
-        schema.VERSION,
-        doc=f"{op.doc} {form.doc}",
-        inputs=[typed(p) for p in form.inputs],
-        outputs=[typed(p) for p in form.outputs],
-        type_constraints=[
-            (variable, [_ONNX_TYPES[d] for d in dtypes], "")
-            for variable, dtypes in op.type_variables.items()
-            if any(p.dtype == variable for p in ports)
-        ],
-        attributes=[
-            onnx.defs.OpSchema.Attribute(a.name, getattr(kinds, a.kind.upper()), a.doc, required=True)
-            for a in op.attributes
-        ],
-    )
+    """torch op of each form -> function that emits its node."""
+    return {
+        getattr(torch.ops.flashnext, torch_ops.torch_name(op.name, form.name)).default: onnx_schemas.emit(op, form)
+        for op in schema.OPS
+        for form in op.forms
+    }
