@@ -15,6 +15,8 @@ from flashnext.export.errors import BundleError, RequestError
 
 FILE_NAME = "tokenizer.json"
 INCOMPLETE = "\ufffd"
+INVALID_RUN = 8
+"""More U+FFFD in a row than an incomplete character and the one before it can give: these bytes are just invalid."""
 
 
 class Tokenizer:
@@ -60,8 +62,9 @@ class Tokenizer:
 class Detokenizer:
     """Text of a growing list of tokens, piece by piece.
 
-    The pieces joined are the decoded text without an incomplete character at its end. Tokens are decoded together
-    with those of the last complete piece, because some decoders treat the first token apart (a dropped space).
+    The pieces joined are the decoded text without the incomplete character (or invalid bytes) at its end. Tokens are
+    decoded together with those of the last complete piece, because some decoders treat the first token apart (a
+    dropped space).
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -77,11 +80,13 @@ class Detokenizer:
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
         # An incomplete character decodes to one U+FFFD (byte-level) or to one per byte (byte fallback).
-        certain = text.rstrip(INCOMPLETE)
-        piece = certain[self._shown :]
-        self._shown = max(self._shown, len(certain))
-        if piece and len(certain) == len(text):
+        certain = len(text.rstrip(INCOMPLETE))
+        piece = text[self._shown : certain]
+        self._shown = max(self._shown, certain)
+        if piece and certain == len(text):
             self._slide()
+        elif len(text) - certain > INVALID_RUN:
+            piece += self._settle(text)
         return piece
 
     def _slide(self) -> None:
@@ -89,3 +94,14 @@ class Detokenizer:
         self._window = self._window[self._complete :]
         self._complete = len(self._window)
         self._shown = len(self._tokenizer.decode(self._window))
+
+    def _settle(self, text: str) -> str:
+        """Show a run of invalid bytes up to a token where it can be cut, so that it cannot grow without end."""
+        for cut in range(len(self._window) - 3, 0, -1):
+            before = self._tokenizer.decode(self._window[:cut])
+            if before + self._tokenizer.decode(self._window[cut:]) == text:
+                piece = before[self._shown :]
+                self._window = self._window[cut:]
+                self._complete, self._shown = 0, max(self._shown - len(before), 0)
+                return piece
+        return ""

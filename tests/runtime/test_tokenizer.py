@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flashnext.export.checkpoint import random_tokenizer
 from flashnext.export.errors import BundleError, RequestError
-from flashnext.runtime.tokenizer import Detokenizer, Tokenizer
+from flashnext.runtime.tokenizer import INVALID_RUN, Detokenizer, Tokenizer
 
 BYTE_LEVEL = random_tokenizer.build_tokenizer()
 
@@ -62,8 +62,29 @@ def _byte_to_unicode() -> dict[int, str]:
 @given(st.lists(st.integers(0, random_tokenizer.IM_END + 5), max_size=40))
 def test_any_tokens_give_the_decoded_text_but_for_an_incomplete_end(token_ids: list[int]) -> None:
     """Invalid bytes, special tokens, ids beyond the vocabulary."""
-    decoded = Tokenizer(BYTE_LEVEL).decode(token_ids)
-    assert "".join(pieces(BYTE_LEVEL, token_ids)) == decoded.rstrip("\ufffd")
+    decoded, shown = Tokenizer(BYTE_LEVEL).decode(token_ids), "".join(pieces(BYTE_LEVEL, token_ids))
+    assert decoded.startswith(shown)
+    assert len(decoded) - len(shown) <= INVALID_RUN
+    assert set(decoded[len(shown) :]) <= {"\ufffd"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from("\xe4\xbd\xa0\xf0\x9f\x8e\x89A"), max_size=60))
+def test_long_runs_of_invalid_bytes(letters: list[str]) -> None:
+    encoder = _byte_to_unicode()
+    token_ids = [BYTE_LEVEL.token_to_id(encoder[ord(c)]) for c in letters]
+    decoded, shown = Tokenizer(BYTE_LEVEL).decode(token_ids), "".join(pieces(BYTE_LEVEL, token_ids))
+    assert decoded.startswith(shown)
+    assert len(decoded) - len(shown) <= INVALID_RUN
+    assert set(decoded[len(shown) :]) <= {"\ufffd"}
+
+
+def test_invalid_bytes_without_end_are_shown_and_take_no_memory() -> None:
+    token = BYTE_LEVEL.token_to_id(_byte_to_unicode()[0x80])
+    detokenizer = Detokenizer(Tokenizer(BYTE_LEVEL))
+    shown = "".join(detokenizer.add(token) for _ in range(1000))
+    assert 1000 - INVALID_RUN <= len(shown) <= 1000
+    assert len(detokenizer._window) <= 2 * INVALID_RUN
 
 
 @settings(max_examples=200, deadline=None)
