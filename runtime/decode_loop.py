@@ -66,11 +66,14 @@ class DecodeLoop:
         """Run a request and yield its pieces as they come; leaving the loop drops the request."""
         self.add(request)
         try:
-            while not request.done:
-                self.advance()
-                _raise_error([request])
-                if piece := request.piece():
+            while True:
+                if piece := request.piece():  # another caller's steps may have moved it on, or ended it
                     yield piece
+                elif request.done:
+                    _raise_error([request])
+                    return
+                else:
+                    self.advance()
         finally:
             self.drop(request)
 

@@ -141,7 +141,8 @@ def test_a_stream_that_is_left_gives_its_slot_back(make_manifest: MakeManifest) 
     assert not scheduler.busy
 
 
-def test_streams_and_runs_take_turns(make_manifest: MakeManifest) -> None:
+@pytest.mark.parametrize("rest", [2, 40])
+def test_streams_and_runs_take_turns(make_manifest: MakeManifest, rest: int) -> None:
     manifest = make_manifest()
     loop, _, _ = start(manifest)
     streams = [loop.stream(request(manifest, p, max_tokens=20)) for p in PROMPTS[:2]]
@@ -149,7 +150,7 @@ def test_streams_and_runs_take_turns(make_manifest: MakeManifest) -> None:
     for _ in range(3):
         for i, stream in enumerate(streams):
             said[i] += next(stream).token_ids
-    loop.run([request(manifest, [4])])
+    loop.run([request(manifest, [4], max_tokens=rest)])  # both streams go on meanwhile, or even end
     for i, stream in enumerate(streams):
         pieces = list(stream)
         said[i] += [t for piece in pieces for t in piece.token_ids]
