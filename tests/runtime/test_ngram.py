@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import NgramSpec
 from flashnext.runtime.ngram import MappedRows, ids
@@ -115,3 +117,14 @@ def test_a_table_that_needs_a_scale_or_is_too_short_is_refused() -> None:
         MappedRows(spec, [np.zeros((24, 2), ml_dtypes.float8_e4m3fn)], "float32")
     with pytest.raises(CheckpointError, match="20 rows, 24"):
         MappedRows(spec, [np.zeros((20, 2), np.float32)], "float32")
+
+
+def test_the_table_is_read_from_the_mapped_files(random_checkpoint: Path) -> None:
+    checkpoint = Checkpoint.open(random_checkpoint)
+    spec = checkpoint.ngram_spec(1)
+    rows = MappedRows.open(spec, checkpoint, "float32")
+    assert all(np.shares_memory(s, checkpoint.array(n)) for s, n in zip(rows._shards, spec.shards, strict=True))
+    table = np.concatenate([checkpoint.array(n) for n in spec.shards]).astype(np.float32)
+    chosen = np.random.default_rng(0).integers(0, spec.rows, 500)
+    np.testing.assert_array_equal(rows.gather(chosen), table[chosen])
+    rows.close()
