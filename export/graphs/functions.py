@@ -1,5 +1,7 @@
 """Custom nodes as they are kept: one node per op with its form as overload, and the portable function beside it.
 
+A function is made for fixed sizes, attributes and dtypes. Where nodes of one form differ in these (experts in BF16 in
+one layer and in F32 in another), the second kind has the overload "plain_2", and so on; the attribute `form` stays.
 `attach` returns how many nodes of each op and form a graph holds, so that a lost one fails a test.
 """
 
@@ -17,29 +19,37 @@ _DTYPES = {
     ir.DataType.FLOAT16: "float16",
     ir.DataType.BFLOAT16: "bfloat16",
     ir.DataType.INT32: "int32",
+    ir.DataType.UINT8: "uint8",
 }
 
 
 def attach(model: ir.Model, window: int) -> Counter[str]:
     """Give every custom node its form as overload, and the model the functions."""
     counts: Counter[str] = Counter()
-    made: dict[tuple[str, str], dict[str, Any]] = {}
+    made: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in model.graph:
         if node.domain != schema.DOMAIN:
             continue
         op = schema.op(node.op_type)
         form = op.form(node.attributes["form"].as_string())
         described = _describe(node, op, form, window)
-        key = (op.name, form.name)
-        if key not in made:
-            made[key] = described
-            function = ir.serde.deserialize_function(portable.function(op.name, form.name, **described))
-            model.functions[function.identifier()] = function
-        elif made[key] != described:
-            raise AssertionError(f"two {key} nodes of one graph differ: {made[key]} and {described}")
-        node.overload = form.name
+        kinds = made.setdefault((op.name, form.name), [])
+        is_new = described not in kinds
+        if is_new:
+            kinds.append(described)
+        number = kinds.index(described) + 1
+        node.overload = form.name if number == 1 else f"{form.name}_{number}"
+        if is_new:
+            _add_function(model, node, form, described)
         counts[f"{op.name}.{form.name}"] += 1
     return counts
+
+
+def _add_function(model: ir.Model, node: ir.Node, form: schema.Form, described: dict[str, Any]) -> None:
+    proto = portable.function(node.op_type, form.name, **described)
+    proto.overload = node.overload
+    function = ir.serde.deserialize_function(proto)
+    model.functions[function.identifier()] = function
 
 
 def _describe(node: ir.Node, op: schema.Op, form: schema.Form, window: int) -> dict[str, Any]:

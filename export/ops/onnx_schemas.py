@@ -18,13 +18,15 @@ from onnxscript.values import Op, Opset
 
 from flashnext.export.ops import schema
 
-DTYPES = {"float32": 1, "int32": 6, "float16": 10, "bfloat16": 16}
+DTYPES = {"float32": 1, "uint8": 2, "int32": 6, "float16": 10, "bfloat16": 16, "float8_e4m3fn": 17}
 """ONNX TensorProto.DataType of the table's dtypes."""
 _TYPE_NAMES = {
     "float32": "tensor(float)",
+    "uint8": "tensor(uint8)",
     "int32": "tensor(int32)",
     "float16": "tensor(float16)",
     "bfloat16": "tensor(bfloat16)",
+    "float8_e4m3fn": "tensor(float8e4m3fn)",
 }
 
 

@@ -9,7 +9,7 @@ Residual, say). In ONNX a form is the overload of a model-local function; for a 
 PyTorch it is an op of its own, `flashnext::<op>_<form>`.
 
 Shapes are tuples of dimensions. A dimension is an integer, the name of a size that the inputs bind ("B", "H"), the
-name of an integer attribute, or a product or sum of those ("n*H", "2*D").
+name of an integer attribute, or a product, sum or rounded-down quotient of those ("n*H", "2*D", "(I+127)//128").
 
 Dimensions used throughout: B sequences in the step, S tokens for each (padded), P = slots + 1 state rows (the last
 one takes what must go nowhere), H hidden size, n residual branches, W pending window, C1 = capacity + 1 token rows
@@ -19,8 +19,10 @@ one takes what must go nowhere), H hidden size, n residual branches, W pending w
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 DOMAIN = "flashnext"
 VERSION = 1
@@ -78,6 +80,7 @@ class Op:
 
 ACTIVATION = ("float32", "bfloat16", "float16")
 EXPERT = ("float32", "bfloat16", "float16")
+FP8_CODES = ("uint8", "float8_e4m3fn")
 
 SLOTS = Port("slots", "int32", ("B",), "state row of each sequence; distinct, padding rows use P - 1")
 PAST_LEN = Port("past_len", "int32", ("B",), "tokens committed before this step, kept ones included")
@@ -282,25 +285,60 @@ SPARSE_ATTENTION = Op(
 
 # --- SparseMoE ------------------------------------------------------------------------------------
 
+MOE_INPUTS = (Port("x", "T", ("B", "S", "H")), Port("router_logits", "T", ("B", "S", "experts")))
+MOE_OUTPUTS = (Port("y", "T", ("B", "S", "H"), "sum over the chosen experts"),)
+BLOCKS_DOC = "value = code * scale of its 128x128 block"
+GROUPS_DOC = "E4M3 codes, one per 16 elements; value = code * (scale * scale_2)"
+PACKED_DOC = "two E2M1 codes per byte, low nibble first"
+
 SPARSE_MOE = Op(
     name="SparseMoE",
-    doc="Router softmax and top-k (ties to the lower expert), gated expert products, weighted sum.",
+    doc=(
+        "Router softmax and top-k (ties to the lower expert), gated expert products, weighted sum. "
+        "Quantized weights come as the checkpoint's own bytes. `C` is the dtype of E4M3 codes: bytes in portable "
+        "graphs (ONNX has no Gather for 8-bit floats; a table of 256 values decodes them), typed for a plugin."
+    ),
     attributes=(
         Attribute("top_k", "int", "experts of a token"),
         Attribute("normalize", "int", "1: the chosen probabilities are divided by their sum"),
     ),
-    type_variables={"T": ACTIVATION, "E": EXPERT},
+    type_variables={"T": ACTIVATION, "E": EXPERT, "C": FP8_CODES},
     forms=(
         Form(
             "plain",
             (
-                Port("x", "T", ("B", "S", "H")),
-                Port("router_logits", "T", ("B", "S", "experts")),
+                *MOE_INPUTS,
                 Port("gate_up_weight", "E", ("experts", 2, "I", "H"), "the checkpoint's fused tensor, [gate | up]"),
                 Port("down_weight", "E", ("experts", "H", "I")),
             ),
-            (Port("y", "T", ("B", "S", "H"), "sum over the chosen experts"),),
+            MOE_OUTPUTS,
             "weights as they are",
+        ),
+        Form(
+            "fp8_block",
+            (
+                *MOE_INPUTS,
+                Port("gate_up_weight", "C", ("experts", 2, "I", "H"), "E4M3 codes, [gate | up]"),
+                Port("gate_up_scale", "float32", ("experts", 2, "(I+127)//128", "(H+127)//128"), BLOCKS_DOC),
+                Port("down_weight", "C", ("experts", "H", "I"), "E4M3 codes"),
+                Port("down_scale", "float32", ("experts", "(H+127)//128", "(I+127)//128"), BLOCKS_DOC),
+            ),
+            MOE_OUTPUTS,
+            "E4M3 weights with a scale per 128x128 block (`weight_scale_inv`, widened to float32)",
+        ),
+        Form(
+            "nvfp4",
+            (
+                *MOE_INPUTS,
+                Port("gate_up_weight", "uint8", ("experts", 2, "I", "H//2"), f"[gate | up], {PACKED_DOC}"),
+                Port("gate_up_scale", "C", ("experts", 2, "I", "H//16"), GROUPS_DOC),
+                Port("gate_up_scale_2", "float32", ("experts", 2), "global scale of each gate and up matrix"),
+                Port("down_weight", "uint8", ("experts", "H", "I//2"), PACKED_DOC),
+                Port("down_scale", "C", ("experts", "H", "I//16"), GROUPS_DOC),
+                Port("down_scale_2", "float32", ("experts",), "global scale of each down matrix"),
+            ),
+            MOE_OUTPUTS,
+            "E2M1 weights with an E4M3 scale per 16 elements and a global one (`weight_scale`, `weight_scale_2`)",
         ),
     ),
 )
@@ -318,9 +356,15 @@ def op(name: str) -> Op:
 
 # --- shape rules ----------------------------------------------------------------------------------
 
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+
 
 def evaluate(dim: Dim, sizes: Mapping[str, object]) -> object:
-    """Value of a dimension: an int, or whatever supports + and * (a torch.SymInt while tracing)."""
+    """Value of a dimension: an int, or whatever supports +, * and // (a torch.SymInt while tracing)."""
     if isinstance(dim, int):
         return dim
     return _evaluate_node(ast.parse(dim, mode="eval").body, sizes)
@@ -331,10 +375,9 @@ def _evaluate_node(node: ast.expr, sizes: Mapping[str, object]) -> object:
         return node.value
     if isinstance(node, ast.Name):
         return sizes[node.id]
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
-        left, right = _evaluate_node(node.left, sizes), _evaluate_node(node.right, sizes)
-        return left + right if isinstance(node.op, ast.Add) else left * right  # type: ignore[operator]
-    raise ValueError(f"dimension {ast.unparse(node)!r} is not a sum or product of sizes")
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_evaluate_node(node.left, sizes), _evaluate_node(node.right, sizes))
+    raise ValueError(f"dimension {ast.unparse(node)!r} is not a sum, product or quotient of sizes")
 
 
 def bind_sizes(

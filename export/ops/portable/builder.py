@@ -22,7 +22,16 @@ OPSET = 23
 """Operator set of the functions and of every graph that carries them: the two must agree, or checkers and inliners
 refuse the model. 18 would do for the functions (reductions and Pad that take their axes as an input)."""
 
-DTYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
+DTYPES = {
+    "float32": 1,
+    "uint8": 2,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "float16": 10,
+    "bfloat16": 16,
+    "float8_e4m3fn": 17,
+}
 _NUMPY = {"float32": np.float32, "int32": np.int32, "int64": np.int64, "bool": np.bool_}
 _OPEN_END = 2**63 - 1
 

@@ -3,11 +3,12 @@
 Few tokens (at most one choice per expert on average): the chosen experts' weights are gathered. Many tokens: a loop
 over the experts applies each to all tokens and skips those that nobody chose, so that memory holds the weights of one
 expert at a time. Weights stand on the left of every product, which spares transposing them, and are widened to
-float32 after they are picked.
+float32 (expert_weights.py) after they are picked.
 """
 
 from __future__ import annotations
 
+from flashnext.export.ops.portable import expert_weights
 from flashnext.export.ops.portable.builder import Value
 from flashnext.export.ops.portable.common import FLOAT, silu, zeros_like
 from flashnext.export.ops.portable.context import Context
@@ -33,11 +34,9 @@ def route(c: Context) -> tuple[Value, Value]:
 
 def gathered(c: Context, tokens: Value, weights: Value, experts: Value) -> Value:
     """Each token's own experts: weights [tokens, top_k, ...] by columns [tokens, 1, H, 1]."""
-    hidden, inner = c.sizes["H"], c.sizes["I"]
-    gate_up = c["gate_up_weight"].gather(experts, 0).cast(FLOAT).reshape(0, 0, 2 * inner, hidden)
-    both = gate_up @ tokens.unsqueeze(1, 3)
-    down = c["down_weight"].gather(experts, 0).cast(FLOAT)
-    out = down @ (silu(both[:, :, :inner]) * both[:, :, inner:])
+    inner, lead = c.sizes["I"], (0, 0)
+    both = expert_weights.pick(c, "gate_up", experts, lead) @ tokens.unsqueeze(1, 3)
+    out = expert_weights.pick(c, "down", experts, lead) @ (silu(both[:, :, :inner]) * both[:, :, inner:])
     return (out.squeeze(3) * weights.unsqueeze(2)).reduce("Sum", 1)
 
 
@@ -49,8 +48,8 @@ def looped(c: Context, tokens: Value, weights: Value, experts: Value) -> Value:
 
         def add() -> list[Value]:
             share = chosen.where(weights, 0.0).reduce("Sum", 1)
-            both = c["gate_up_weight"].gather(index, 0).cast(FLOAT).reshape(2 * inner, c.sizes["H"]) @ columns
-            out = c["down_weight"].gather(index, 0).cast(FLOAT) @ (silu(both[:inner]) * both[inner:])
+            both = expert_weights.pick(c, "gate_up", index, ()) @ columns
+            out = expert_weights.pick(c, "down", index, ()) @ (silu(both[:inner]) * both[inner:])
             return [total + out * share]
 
         anyone = chosen.cast("int32").op("ReduceMax", keepdims=0) > 0

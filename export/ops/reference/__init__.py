@@ -34,5 +34,5 @@ REFERENCES: dict[str, dict[str, Callable[..., Any]]] = {
         "select_return": sparse_attention.select_return,
         "given": sparse_attention.given,
     },
-    "SparseMoE": {"plain": sparse_moe.plain},
+    "SparseMoE": {"plain": sparse_moe.plain, "fp8_block": sparse_moe.fp8_block, "nvfp4": sparse_moe.nvfp4},
 }

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 from flashnext.export.ops import onnx_schemas, schema, torch_ops
 
 MODEL_SIZES = {
-    "n": 4, "H": 8, "rank": 3, "P": 3, "Q": 9, "C1": 17, "NB1": 5, "W": 4, "K": 2, "V": 4, "Dk": 8, "Dv": 6, "Nq": 4,
-    "Nkv": 2, "D": 8, "Di": 6, "Ni": 2, "F": 2, "experts": 6, "I": 5, "width": 3, "budget_blocks": 2,
+    "n": 4, "H": 32, "rank": 3, "P": 3, "Q": 9, "C1": 17, "NB1": 5, "W": 4, "K": 2, "V": 4, "Dk": 8, "Dv": 6, "Nq": 4,
+    "Nkv": 2, "D": 8, "Di": 6, "Ni": 2, "F": 2, "experts": 6, "I": 16, "width": 3, "budget_blocks": 2,
 }  # fmt: skip
 OTHER_ATTRIBUTES = {
     "eps": 1e-6,
@@ -37,7 +37,7 @@ def shape(port: schema.Port, **steps: int | str) -> list[Any]:
 
 def bare_model(op: schema.Op, form: schema.Form) -> onnx.ModelProto:
     """One node without a function; its outputs' types are for inference to find."""
-    dtypes = {**onnx_schemas.DTYPES, "T": TensorProto.BFLOAT16, "E": TensorProto.FLOAT16}
+    dtypes = {**onnx_schemas.DTYPES, "T": TensorProto.BFLOAT16, "E": TensorProto.FLOAT16, "C": TensorProto.UINT8}
     node = helper.make_node(
         op.name, [p.name for p in form.inputs], [p.name for p in form.outputs], domain=schema.DOMAIN, form=form.name,
         **attributes(op),

@@ -54,6 +54,12 @@ def model(
     return onnx.helper.make_model(graph, opset_imports=imports, functions=[function], ir_version=10)
 
 
+def dtypes_with(op: str, activation: str) -> dict[str, str]:
+    """Every type variable of the op: the activation's dtype where it may be, else the first it may be."""
+    variables = schema.op(op).type_variables
+    return {v: activation if activation in allowed else allowed[0] for v, allowed in variables.items()}
+
+
 @functools.cache
 def session(op: str, form: str, sizes: Items, attributes: Items, dtypes: Items) -> ort.InferenceSession:
     options = ort.SessionOptions()
@@ -69,7 +75,8 @@ class Case:
         self.op, self.form, self.attributes = op, form, attributes
         self.ports = schema.op(op).form(form)
         self.sizes = {**sizes, **{a.size: attributes[a.name] for a in schema.op(op).attributes if a.size}}
-        dtypes = dict.fromkeys(schema.op(op).type_variables, "float32")
+        self.dtypes = dtypes_with(op, "float32")
+        dtypes = self.dtypes
         self.session = session(op, form, *(tuple(sorted(d.items())) for d in (sizes, attributes, dtypes)))
 
     def shape(self, port: str, **steps: int) -> list[int]:
@@ -221,6 +228,40 @@ def test_sparse_moe(normalize: int, batch: int, steps: int, seed: int, ties: boo
     near(case.portable(inputs)["y"], case.reference(inputs)["y"], "y")
 
 
+def code_inputs(case: Case, seed: int, **steps: int) -> dict[str, np.ndarray]:
+    """Inputs of a quantized form: any codes but NaN, scales over three orders of magnitude."""
+    random = np.random.default_rng(seed)
+    inputs = {}
+    for port in case.ports.inputs:
+        shape = case.shape(port.name, **steps)
+        inputs[port.name] = random.standard_normal(shape, np.float32)
+        if "scale" in port.name:
+            inputs[port.name] = 10 ** random.uniform(-4, -1, shape).astype(np.float32)
+        if (port.dtype, "weight" in port.name) == ("C", False):  # E4M3 scales: 2^-6 … 2^3
+            inputs[port.name] = random.integers(0x08, 0x51, shape).astype(np.uint8)
+        elif port.dtype in ("C", "uint8"):
+            codes = random.integers(0, 256, shape).astype(np.uint8)
+            inputs[port.name] = np.where((codes & 0x7F == 0x7F) & (port.dtype == "C"), np.uint8(1), codes)
+    return inputs
+
+
+@pytest.mark.parametrize(("form", "sizes"), [("fp8_block", (130, 7)), ("fp8_block", (24, 129)), ("nvfp4", (144, 32))])
+@EXAMPLES
+@given(batch=st.integers(1, 3), steps=st.integers(1, 5), seed=st.integers(0, 1000))
+def test_quantized_sparse_moe(form: str, sizes: tuple[int, int], batch: int, steps: int, seed: int) -> None:
+    hidden, inner = sizes
+    attributes = {"top_k": 3, "normalize": 1}
+    case = Case("SparseMoE", form, {"H": hidden, "I": inner, "experts": 16}, attributes)
+    inputs = code_inputs(case, seed, B=batch, S=steps)
+    want = case.reference(inputs)["y"]
+    near(case.portable(inputs)["y"], want, "y")
+    typed = [torch.from_numpy(inputs[p.name]) for p in case.ports.inputs]  # a plugin's dtypes: the same meaning
+    typed = [
+        t.view(torch.float8_e4m3fn) if p.dtype == "C" else t for p, t in zip(case.ports.inputs, typed, strict=True)
+    ]
+    np.testing.assert_array_equal(REFERENCES["SparseMoE"][form](*typed, **attributes).numpy(), want)
+
+
 # --- GatedDeltaNet --------------------------------------------------------------------------------
 
 GDN_SIZES = {"P": 4, "Q": 7, "W": 4, "V": 4, "Dk": 8, "Dv": 6, "width": 4}
@@ -358,7 +399,7 @@ def test_sparse_attention_with_given_blocks(
 
 MODELS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "GatedResidual": ({"n": 4, "H": 16, "rank": 6}, {"branches": 4, "eps": 1e-6}),
-    "SparseMoE": ({"H": 12, "I": 8, "experts": 16}, {"top_k": 3, "normalize": 1}),
+    "SparseMoE": ({"H": 32, "I": 16, "experts": 16}, {"top_k": 3, "normalize": 1}),
     "GatedDeltaNet": (GDN_SIZES, GDN_ATTRIBUTES),
     "NgramInjection": (NGRAM_SIZES, NGRAM_ATTRIBUTES),
     "SparseAttention": (QSA_SIZES, QSA_ATTRIBUTES),
@@ -369,7 +410,7 @@ FORMS = [(op.name, form.name) for op in schema.OPS for form in op.forms]
 @pytest.mark.parametrize("activation", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(("op", "form"), FORMS)
 def test_is_a_valid_model(op: str, form: str, activation: str) -> None:
-    dtypes = dict.fromkeys(schema.op(op).type_variables, activation)
+    dtypes = dtypes_with(op, activation)
     made = model(op, form, *MODELS[op], dtypes)
     onnx.checker.check_model(made, full_check=True)
     inlined = onnx.inliner.inline_local_functions(made)

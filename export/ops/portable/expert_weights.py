@@ -1,0 +1,59 @@
+"""Expert weights of every format of SparseMoE, picked by index and dequantized to float32.
+
+Codes come as bytes: Gather has no 8-bit floats, and ONNX Runtime's CPU provider few kernels for them. A byte becomes
+its value (E4M3) or its two values (packed E2M1) by a table. Codes are picked before anything is widened, so memory
+holds float32 values of the picked experts only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flashnext.export import number_formats
+from flashnext.export.ops.portable.builder import Value
+from flashnext.export.ops.portable.common import FLOAT
+from flashnext.export.ops.portable.context import Context
+
+
+def pick(c: Context, which: str, experts: Value, lead: tuple[int, ...]) -> Value:
+    """Weights `which` ("gate_up", "down") of the experts: [experts…, 2 * I, H] or [experts…, H, I].
+
+    `lead` is one 0 for each axis of `experts`: what Reshape takes for axes that stay.
+    """
+    inner, hidden = c.sizes["I"], c.sizes["H"]
+    rows, columns = (2 * inner, hidden) if which == "gate_up" else (hidden, inner)
+    if c.form == "plain":
+        values = c[f"{which}_weight"].gather(experts, 0).cast(FLOAT)
+    elif c.dtypes["C"] != "uint8":
+        raise ValueError(f"a portable SparseMoE takes E4M3 codes as uint8, not {c.dtypes['C']}")
+    else:
+        values = (_fp8_block if c.form == "fp8_block" else _nvfp4)(c, which, experts)
+    return values.reshape(*lead, rows, columns)
+
+
+def _fp8_block(c: Context, which: str, experts: Value) -> Value:
+    scale = c[f"{which}_scale"].gather(experts, 0)
+    for axis, size in zip((-2, -1), _matrix(c, which), strict=True):
+        block_of = np.arange(size) // number_formats.BLOCK  # repeats a block's scale; the last block may be cut off
+        scale = scale.gather(c.body.constant(block_of, "int64"), axis)
+    return _e4m3(c[f"{which}_weight"].gather(experts, 0)) * scale
+
+
+def _nvfp4(c: Context, which: str, experts: Value) -> Value:
+    """[experts…, rows, bytes, 2]: the two values of a byte still have an axis of their own."""
+    table = c.body.constant(number_formats.E2M1_PAIRS, FLOAT)
+    pairs = table.gather(c[f"{which}_weight"].gather(experts, 0).cast("int32"), 0)
+    scale_2 = c[f"{which}_scale_2"].gather(experts, 0).unsqueeze(-1, -2)
+    scale = _e4m3(c[f"{which}_scale"].gather(experts, 0)) * scale_2
+    byte_count = _matrix(c, which)[1] // 2
+    group_of = np.arange(byte_count) // (number_formats.GROUP // 2)
+    return pairs * scale.gather(c.body.constant(group_of, "int64"), -1).unsqueeze(-1)
+
+
+def _e4m3(codes: Value) -> Value:
+    return codes.body.constant(number_formats.E4M3, FLOAT).gather(codes.cast("int32"), 0)
+
+
+def _matrix(c: Context, which: str) -> tuple[int, int]:
+    inner, hidden = c.sizes["I"], c.sizes["H"]
+    return (inner, hidden) if which == "gate_up" else (hidden, inner)
