@@ -43,8 +43,8 @@ def codes(array: Array) -> NDArray[np.uint8]:
 def dequantize_fp8_block(weight: Array, scale: Array) -> Floats:
     """[…, R, C] codes and […, ceil(R/128), ceil(C/128)] scales -> values."""
     rows, columns = (np.arange(size) // BLOCK for size in weight.shape[-2:])
-    wide: Floats = scale.astype(np.float32)[..., rows[:, None], columns]
-    return E4M3[codes(weight)] * wide
+    values: Floats = E4M3[codes(weight)] * scale.astype(np.float32)[..., rows[:, None], columns]
+    return values
 
 
 def dequantize_nvfp4(packed: Array, scale: Array, global_scale: Array) -> Floats:

@@ -81,7 +81,8 @@ def from_nvfp4(packed: Tensor, scale: Tensor, scale_2: Tensor) -> Tensor:
     """Values […, C] of packed E2M1 codes […, C/2]."""
     values = torch.from_numpy(number_formats.E2M1_PAIRS)[packed.int()]
     groups = values.unflatten(-2, (scale.shape[-1], -1)).flatten(-2)
-    return (groups * (_e4m3(scale) * wide(scale_2))[..., None]).flatten(-2)
+    scaled: Tensor = groups * (_e4m3(scale) * wide(scale_2))[..., None]
+    return scaled.flatten(-2)
 
 
 def _e4m3(codes: Tensor) -> Tensor:
