@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    parser, subparsers = _parsers()
+    parser, subparsers = parsers()
     check_command(words, COMMANDS)
     arguments, leftovers = parser.parse_known_args(words)
     check_leftovers(leftovers, subparsers.get(arguments.command, parser))
@@ -69,7 +69,7 @@ def _dispatch(words: list[str]) -> int:
     return execute(arguments)
 
 
-def _parsers() -> tuple[Parser, dict[str, Parser]]:
+def parsers() -> tuple[Parser, dict[str, Parser]]:
     """The parser and those of its subcommands; each of them knows the global options."""
     common = Parser(add_help=False)
     common.add_argument(
