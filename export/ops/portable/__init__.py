@@ -20,7 +20,7 @@ import onnx
 from flashnext.export.ops import schema
 from flashnext.export.ops.portable import gated_delta_net, gated_residual, ngram_injection, sparse_attention, sparse_moe
 from flashnext.export.ops.portable.builder import Body, Value
-from flashnext.export.ops.portable.context import Context
+from flashnext.export.ops.portable.context import Context, Steps
 
 BUILDERS: dict[str, Callable[[Context], dict[str, Value]]] = {
     "GatedDeltaNet": gated_delta_net.build,
@@ -37,6 +37,7 @@ def function(
     sizes: Mapping[str, int],
     attributes: Mapping[str, float | str],
     dtypes: Mapping[str, str],
+    steps: Steps = "any",
 ) -> onnx.FunctionProto:
     """The function of one (op, form): overload `form`, the table's inputs, outputs and attributes.
 
@@ -44,6 +45,8 @@ def function(
         sizes: the table's named dimensions, except B and S; SparseAttention also needs W, the most tokens of a step
             that gathers the chosen tokens instead of masking all.
         attributes: the op's attributes; they are declared (a node carries them, and `form`) but baked in.
+        steps: "few" gives a function for decode and verification alone (S <= W), "many" one for prefill, neither with a
+            branch on the step's size. TensorRT for RTX needs them: it cannot build a loop inside a branch.
         dtypes: dtype of each type variable, as in {"T": "float32", "E": "bfloat16"}.
 
     Raises:
@@ -53,6 +56,6 @@ def function(
     ports = op.form(form)
     body = Body({p.name: dtypes.get(p.dtype, p.dtype) for p in ports.inputs})
     given = {a.size: int(attributes[a.name]) for a in op.attributes if a.size}
-    made = BUILDERS[op_name](Context(body, form, {**sizes, **given}, attributes, dtypes))
+    made = BUILDERS[op_name](Context(body, form, {**sizes, **given}, attributes, dtypes, steps))
     outputs = {p.name: made[p.name] for p in ports.outputs}
     return body.function(schema.DOMAIN, op_name, form, outputs, [a.name for a in op.attributes] + ["form"])

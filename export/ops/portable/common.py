@@ -2,6 +2,9 @@
 
 Memory that a step must not see may hold anything, NaN included, so it is dropped with Where, never with a product.
 Everything that a step must not write goes to a place that nobody reads: slot P - 1, token row C1 - 1.
+
+One buffer may be a state's input and output. So whatever is read of a state before its write must be something that
+the written values depend on: only data dependence keeps a runtime from writing first.
 """
 
 from __future__ import annotations

@@ -6,10 +6,14 @@ tokens S stays open.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from flashnext.export.ops.portable.builder import Body, Value
+
+Steps = Literal["any", "few", "many"]
+"""What a function serves: steps of any size, decided when it runs, or only those with few (many) tokens."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class Context:
     sizes: Mapping[str, int]
     attributes: Mapping[str, float | str]
     dtypes: Mapping[str, str]
+    steps: Steps = "any"
 
     def __getitem__(self, port: str) -> Value:
         return self.body.inputs[port]
@@ -30,3 +35,11 @@ class Context:
 
     def integer(self, attribute: str) -> int:
         return int(self.attributes[attribute])
+
+    def by_steps(
+        self, many: Value, if_many: Callable[[], Sequence[Value]], if_few: Callable[[], Sequence[Value]]
+    ) -> Sequence[Value]:
+        """The results of one of two ways; `many` decides where the function serves both."""
+        if self.steps == "any":
+            return self.body.if_(many, if_many, if_few)
+        return if_many() if self.steps == "many" else if_few()

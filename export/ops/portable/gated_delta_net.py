@@ -45,11 +45,14 @@ def build(c: Context) -> dict[str, Value]:
     fresh = (rows.past <= accepted).reshape(-1, 1, 1, 1, 1)
     held = c["recurrent_state"].gather(rows.slot, 0).reshape(0, s["K"], s["V"] // s["K"], s["Dk"], s["Dv"])
     start = fresh.where(0.0, held)
-    pending = _unpack(c, c["pending_state"].gather(rows.slot, 0)).only(_before(c, s["W"], accepted))
+    packed = c["pending_state"].gather(rows.slot, 0)
+    pending = _unpack(c, packed).only(_before(c, s["W"], accepted))
     prefill = c["qkv"].dim(1) > s["W"]
-    y, state, kept = c.body.if_(
+    y, state, kept = c.by_steps(
         prefill, lambda: _prefill(c, start, pending, q, new), lambda: _decode(c, start, pending, q, new)
     )
+    # What is written must depend on what was read from the same memory, or a runtime may write first.
+    kept = (rows.new > 0).reshape(-1, 1, 1).where(kept, packed)
     return {
         "y": _gate(c, y).cast(c.dtypes["T"]),
         "conv_state_out": conv_state,

@@ -2,8 +2,8 @@
 
 The caches are written first and read only from the writes' results, so that one buffer can be input and output. The
 work follows the longest context of the batch, not the capacity. Up to W tokens per sequence (decode) gather the
-chosen tokens' keys and values; more tokens (prefill) go in tiles of 64 queries through dense attention in which all
-other tokens are masked. Form `given` gathers once per sequence, since all its queries share the blocks.
+chosen tokens' keys and values; more tokens (prefill) go through dense attention in which all other tokens are masked,
+64 queries at a time. Form `given` gathers once per sequence, since all its queries share the blocks.
 
 A query sees `seen` tokens: its position + 1, but never more than its row's total, so that a padded query reads
 nothing that was not written. Memory of other tokens may hold NaN: their scores and values go through Where.
@@ -45,7 +45,7 @@ def build(c: Context) -> dict[str, Value]:
         block_keys = block_index.read(c, rows, out["index_key_state_out"])
         if c.form == "select_return":
             out["blocks_out"] = block_index.of_last_token(c, rows, index_query, block_keys)
-        (heads,) = c.body.if_(
+        (heads,) = c.by_steps(
             query.dim(1) > s["W"],
             lambda: [_prefill(c, caches, query, index_query, block_keys)],
             lambda: [_decode(c, caches, query, index_query, block_keys, seen)],
@@ -125,22 +125,31 @@ def _with_tail(c: Context, blocks: Value, length: Value, tail: Value | int) -> V
 
 
 def _prefill(c: Context, caches: Caches, query: Value, index_query: Value, block_keys: Value) -> Value:
-    """Tiles of queries through dense attention over the batch's longest context."""
+    """Dense attention over the batch's longest context, masked: in tiles, or at once where the function has no branch.
+
+    TensorRT for RTX cannot build a loop around sizes that depend on data; there the prefill chunk bounds the memory.
+    """
     r, body, rows, steps = c.integer("block"), c.body, caches.rows, query.dim(1)
     token = body.arange(common.longest(rows.total))
     tokens = rows.slot.unsqueeze(1) * 0 + token
     keys, values = caches.read(rows.slot, tokens, tokens < rows.total.unsqueeze(1))
     block = (token // r).op("Min", block_keys.dim(1) - 1)
+
+    def attend(queries: Value, index_queries: Value, offset: Value) -> Value:
+        seen = (rows.past.unsqueeze(1) + offset + 1).op("Min", rows.total.unsqueeze(1))
+        chosen = block_index.chosen(c, block_index.scores(c, index_queries, block_keys, seen))
+        seen, tail = seen.unsqueeze(2), (seen // r * r).unsqueeze(2)
+        visible = (chosen.gather(block, 2) & (token < tail)) | ((token >= tail) & (token < seen))
+        return _attend(c, queries, keys, values, visible)
+
+    if c.steps == "many":
+        return attend(query, index_query, body.arange(steps))
     count = (steps + (TILE - 1)) // TILE
-    pieces = [common.tiles(x, count, TILE) for x in (query, index_query)]
+    tiles = [common.tiles(x, count, TILE) for x in (query, index_query)]
 
     def step(index: Value) -> tuple[list[Value], list[Value]]:
-        position = rows.past.unsqueeze(1) + (index * TILE + body.arange(TILE))
-        seen = (position + 1).op("Min", rows.total.unsqueeze(1)).unsqueeze(2)
-        chosen = block_index.chosen(c, block_index.scores(c, pieces[1].gather(index, 0), block_keys, seen.squeeze(2)))
-        tail = seen // r * r
-        visible = (chosen.gather(block, 2) & (token < tail)) | ((token >= tail) & (token < seen))
-        return [], [_attend(c, pieces[0].gather(index, 0), keys, values, visible)]
+        query_tile, index_tile = (t.gather(index, 0) for t in tiles)
+        return [], [attend(query_tile, index_tile, index * TILE + body.arange(TILE))]
 
     (y,) = body.loop(count, [], step)
     return y.transpose(1, 0, 2, 3).reshape(0, -1, c.sizes["Nq"] * c.sizes["D"])[:, :steps]

@@ -17,9 +17,9 @@ from flashnext.export.ops.portable.context import Context
 def build(c: Context) -> dict[str, Value]:
     tokens = c["x"].reshape(-1, c.sizes["H"]).cast(FLOAT)
     weights, experts = route(c)
-    few = tokens.dim(0) * c.integer("top_k") <= c.sizes["experts"]
-    (total,) = c.body.if_(
-        few, lambda: [gathered(c, tokens, weights, experts)], lambda: [looped(c, tokens, weights, experts)]
+    many = tokens.dim(0) * c.integer("top_k") > c.sizes["experts"]
+    (total,) = c.by_steps(
+        many, lambda: [looped(c, tokens, weights, experts)], lambda: [gathered(c, tokens, weights, experts)]
     )
     return {"y": total.op("Reshape", c["x"].op("Shape", dtype="int64")).cast(c.dtypes["T"])}
 

@@ -34,7 +34,7 @@ Items = tuple[tuple[str, Any], ...]
 
 
 def model(
-    op: str, form: str, sizes: dict[str, int], attributes: dict[str, Any], dtypes: dict[str, str]
+    op: str, form: str, sizes: dict[str, int], attributes: dict[str, Any], dtypes: dict[str, str], steps: Any = "any"
 ) -> onnx.ModelProto:
     """A graph of one node that carries the op, with the table's shapes."""
     ports = schema.op(op).form(form)
@@ -50,7 +50,7 @@ def model(
     )  # fmt: skip
     graph = onnx.helper.make_graph([node], op, [info(p) for p in ports.inputs], [info(p) for p in ports.outputs])
     imports = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(schema.DOMAIN, schema.VERSION)]
-    function = portable.function(op, form, sizes, attributes, dtypes)
+    function = portable.function(op, form, sizes, attributes, dtypes, steps)
     return onnx.helper.make_model(graph, opset_imports=imports, functions=[function], ir_version=10)
 
 
@@ -61,23 +61,25 @@ def dtypes_with(op: str, activation: str) -> dict[str, str]:
 
 
 @functools.cache
-def session(op: str, form: str, sizes: Items, attributes: Items, dtypes: Items) -> ort.InferenceSession:
+def session(op: str, form: str, sizes: Items, attributes: Items, dtypes: Items, steps: str) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    made = model(op, form, dict(sizes), dict(attributes), dict(dtypes))
+    made = model(op, form, dict(sizes), dict(attributes), dict(dtypes), steps)
     return ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 class Case:
-    """One (op, form) with its sizes; holds the states of two runs, the reference's and ONNX Runtime's."""
+    """One (op, form) with its sizes, in ONNX Runtime and as the reference."""
 
-    def __init__(self, op: str, form: str, sizes: dict[str, int], attributes: dict[str, Any]) -> None:
+    def __init__(
+        self, op: str, form: str, sizes: dict[str, int], attributes: dict[str, Any], steps: str = "any"
+    ) -> None:
         self.op, self.form, self.attributes = op, form, attributes
         self.ports = schema.op(op).form(form)
         self.sizes = {**sizes, **{a.size: attributes[a.name] for a in schema.op(op).attributes if a.size}}
         self.dtypes = dtypes_with(op, "float32")
-        dtypes = self.dtypes
-        self.session = session(op, form, *(tuple(sorted(d.items())) for d in (sizes, attributes, dtypes)))
+        described = (tuple(sorted(d.items())) for d in (sizes, attributes, self.dtypes))
+        self.session = session(op, form, *described, steps)
 
     def shape(self, port: str, **steps: int) -> list[int]:
         dims = next(p for p in self.ports.inputs if p.name == port).shape
@@ -395,6 +397,20 @@ def test_sparse_attention_with_given_blocks(
         schedule.step(inputs, in_place)
 
 
+# --- functions for few or many tokens only --------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", ["few", "many"])
+@pytest.mark.parametrize("op", ["GatedDeltaNet", "SparseAttention", "SparseMoE"])
+def test_without_a_branch_on_the_step_size(op: str, steps: str) -> None:
+    case = Case(op, schema.op(op).forms[0].name, *MODELS[op], steps)
+    schedule = Schedule(case, 3, 4, np.random.default_rng(0), tolerance=2e-4)
+    for size in (3, 1, 4) if steps == "few" else (70, 5, 64):
+        inputs = {**normal(case, size, B=2, S=size), **schedule.rows(2, size)}
+        inputs["inv_freq"] = np.array([1.0, 0.01], np.float32)
+        schedule.step(inputs)
+
+
 # --- every function as a model --------------------------------------------------------------------
 
 MODELS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
@@ -420,3 +436,28 @@ def test_is_a_valid_model(op: str, form: str, activation: str) -> None:
     assert [o.type.tensor_type.elem_type for o in found.graph.output] == [
         DTYPES[dtypes.get(p.dtype, p.dtype)] for p in schema.op(op).form(form).outputs
     ]
+
+
+def used(node: onnx.NodeProto) -> set[str]:
+    """Values that a node needs, those that its subgraphs take from outside included."""
+    inner = [n for a in node.attribute if a.HasField("g") for n in a.g.node]
+    return set(node.input).union(*(used(n) for n in inner))
+
+
+@pytest.mark.parametrize("steps", ["any", "few", "many"])
+@pytest.mark.parametrize(("op", "form"), [f for f in FORMS if schema.op(f[0]).form(f[1]).aliases])
+def test_a_state_is_read_before_it_is_written(op: str, form: str, steps: Any) -> None:
+    """One buffer is input and output: each node that reads the state must be an ancestor of the one that writes it."""
+    function = model(op, form, *MODELS[op], dtypes_with(op, "float32"), steps).functions[0]
+    makers = {name: node for node in function.node for name in node.output}
+    for state_out, state in schema.op(op).form(form).aliases.items():
+        write = makers[state_out]
+        assert (write.op_type, write.input[0]) == ("ScatterND", state)
+        ancestors, open_ = set(), list(write.input[1:])
+        while open_:
+            node = makers.get(open_.pop())
+            if node is not None and node.name not in ancestors:
+                ancestors.add(node.name)
+                open_ += used(node)
+        readers = [n for n in function.node if state in used(n) and n.name != write.name]
+        assert [n.name for n in readers if n.name not in ancestors] == [], state
