@@ -7,6 +7,7 @@ cuts them into per-expert tensors and table shards, puts the prefix before the n
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +18,13 @@ from flashnext.export.checkpoint.layout import expected_tensors
 from flashnext.export.checkpoint.ngram_constants import derive
 from flashnext.export.checkpoint.random_weights import random_tensor
 from flashnext.export.checkpoint.safetensors_file import NUMPY_DTYPES
-from flashnext.export.checkpoint.safetensors_writer import PlannedTensor, write_safetensors
+from flashnext.export.checkpoint.safetensors_writer import PlannedTensor, Values, write_safetensors
 from flashnext.export.checkpoint.shards import INDEX_NAME
 from flashnext.export.config import ModelConfig
 
 Experts = Literal["fused", "per_expert"]
 Array = np.ndarray[Any, Any]
+WriteFile = Callable[[Path, Sequence[PlannedTensor], Values], None]
 
 ALWAYS_FLOAT32 = ("linear_attn.A_log", "linear_attn.norm.weight")
 """Kept in float32 beside a BF16 model, as training frameworks do for the decay and this norm."""
@@ -47,13 +49,13 @@ class WeightWriter:
         self.canonical = lru_cache(maxsize=2)(canonical)
         self._lay_out(vision)
 
-    def write(self, folder: Path, shards: int) -> None:
+    def write(self, folder: Path, shards: int, write_file: WriteFile = write_safetensors) -> None:
         """Write the shards and their index."""
         groups = _split(list(self.plan.values()), shards)
         weight_map: dict[str, str] = {}
         for number, group in enumerate(groups, start=1):
             file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-            write_safetensors(folder / file, group, self._values)
+            write_file(folder / file, group, self._values)
             weight_map.update((t.name, file) for t in group)
         metadata = {"total_size": sum(t.nbytes for t in self.plan.values())}
         index = json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2)

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os import SEEK_CUR
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,11 @@ class PlannedTensor:
         return math.prod(self.shape) * NUMPY_DTYPES[self.dtype].itemsize
 
 
-def write_safetensors(path: Path, plan: Sequence[PlannedTensor], values: Callable[[str], np.ndarray[Any, Any]]) -> None:
+Values = Callable[[str], np.ndarray[Any, Any] | None]
+"""Gives a tensor's values by its name; None leaves a hole in the file, which reads as zeros and takes no space."""
+
+
+def write_safetensors(path: Path, plan: Sequence[PlannedTensor], values: Values) -> None:
     """Write a file; `values(name)` gives each tensor in the planned dtype and shape when its turn comes."""
     # Widest elements first keeps every tensor aligned to its own element.
     ordered = sorted(plan, key=lambda t: -NUMPY_DTYPES[t.dtype].itemsize)
@@ -43,9 +48,13 @@ def write_safetensors(path: Path, plan: Sequence[PlannedTensor], values: Callabl
         stream.write(len(header).to_bytes(LENGTH_BYTES, "little") + header)
         for tensor in ordered:
             array = values(tensor.name)
+            if array is None:
+                stream.seek(tensor.nbytes, SEEK_CUR)
+                continue
             if array.shape != tensor.shape or array.dtype != NUMPY_DTYPES[tensor.dtype]:
                 raise ValueError(f"{tensor.name}: planned {tensor}, got {array.dtype} {array.shape}")
             stream.write(np.ascontiguousarray(array).tobytes())
+        stream.truncate()  # a hole at the end is part of the file too
 
 
 def _header(ordered: Sequence[PlannedTensor]) -> bytes:
