@@ -2,8 +2,9 @@
 
 Every call is compared in full: outputs of valid tokens, and every state except the places that take what goes
 nowhere. States are bound in place (one buffer as input and output), as the runtime does, unless a test says otherwise.
-"""
+
 `FLASHNEXT_EXAMPLES=500` runs that many random cases of each test instead of 25.
+"""
 
 from __future__ import annotations
 
