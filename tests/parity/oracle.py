@@ -8,7 +8,8 @@ Transformers breaks ties between equal block scores arbitrarily (`topk`), and ex
 a stable descending sort, so that ties go to the lower block.
 
 Block choice and routing are decisions: where two candidates are closer than float32 rounding, two right programs answer
-differently, and no tolerance on logits helps. `Oracle.text` therefore makes texts on which every decision is clear.
+differently, and no tolerance on logits helps. The n-gram gate is one too: sgn(d) sqrt(|d|) jumps at 0 and is steep
+beside it. `Oracle.text` therefore makes texts on which every decision is clear.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ VISION = dict(
 SHARD_COUNT = 3
 
 CLEAR = 2e-5
-"""A decision is clear when chosen and left-out candidates differ by this much, relative to the best one: some twenty
+"""A choice is clear when chosen and left-out candidates differ by this much, relative to the best one: some twenty
 times the rounding noise of float32 in models of this size."""
+CLEAR_GATE = 3e-4
+"""An n-gram gate is clear when |d| is this large: rounding noise in d grows by at most 30 under the root."""
 
 
 class Oracle:
@@ -62,6 +65,8 @@ class Oracle:
         for module in self.text_model.modules():
             if isinstance(module, theirs.Qwen4ExpTextTopKRouter):
                 module.register_forward_hook(self.decisions.routed)
+            if isinstance(module, theirs.Qwen4ExpTextPLELayer):
+                module.register_forward_hook(self.decisions.gated)
 
     def _keep_hidden(self, _: torch.nn.Module, args: tuple[torch.Tensor]) -> None:
         self._hidden = args[0]
@@ -120,24 +125,24 @@ class Oracle:
         folder.mkdir(parents=True)
         config = self.model.config.to_dict() | {"architectures": [type(self.model).__name__]}
         (folder / "config.json").write_text(json.dumps(config, indent=1, default=str))
-        write_shards(folder, official_tensors(self.case, self.model) | self.mtp)
+        write_shards(folder, official_tensors(self.case, self.model.state_dict() | self.mtp))
 
 
 class Decisions:
-    """How clear each block choice and each routing of a forward was, with the positions that it may belong to."""
+    """How clear each decision of a forward was, in units of what counts as clear, with the positions it hangs on."""
 
     def __init__(self, block: int) -> None:
         self.block = block
         self.block_choices: list[tuple[range, float]] = []
-        self.routings: list[tuple[range, float]] = []
+        self.others: list[tuple[range, float]] = []
 
     def clear(self) -> None:
         self.block_choices.clear()
-        self.routings.clear()
+        self.others.clear()
 
     def first_unclear(self) -> range | None:
         """The first positions whose tokens have to change, if any."""
-        unclear = [positions for positions, margin in self.block_choices + self.routings if margin < CLEAR]
+        unclear = [positions for positions, margin in self.block_choices + self.others if margin < 1]
         return min(unclear, key=lambda positions: positions.start, default=None)
 
     def chose(self, scores: torch.Tensor, k: int) -> None:
@@ -148,14 +153,25 @@ class Decisions:
         if k < len(scores) and scores[k - 1] > 0:
             first = self.block * len(scores) - 1
             margin = float((scores[k - 1] - scores[k]) / scores[0])
-            self.block_choices.append((range(first, first + self.block), margin))
+            self.block_choices.append((range(first, first + self.block), margin / CLEAR))
 
     def routed(self, router: Any, _: Any, out: tuple[torch.Tensor, ...]) -> None:
         """Forward hook of a router: the probability of the last chosen expert against the first left out."""
         if router.top_k < router.num_experts:
             best = out[0].float().softmax(-1).sort(-1, descending=True).values
-            margins = (best[:, router.top_k - 1] - best[:, router.top_k]) / best[:, 0]
-            self.routings += [(range(i, i + 1), margin) for i, margin in enumerate(margins.tolist())]
+            self._each((best[:, router.top_k - 1] - best[:, router.top_k]) / best[:, 0] / CLEAR)
+
+    def gated(self, ple: Any, args: tuple[Any, ...], _: torch.Tensor) -> None:
+        """Forward hook of an n-gram layer (full forwards only): the smallest |d| of the branches."""
+        hidden, tokens, cache = args
+        if cache is None:
+            branches = (ple.hc_count, ple.hidden_size)
+            key = ple.norm_key(ple.key_proj(ple.ple_embedding(tokens, None))).unflatten(-1, branches)
+            d = (key * ple.norm_query(hidden).unflatten(-1, branches)).sum(-1) / math.sqrt(ple.hidden_size)
+            self._each(d[0].abs().amin(-1) / CLEAR_GATE)
+
+    def _each(self, margins: torch.Tensor) -> None:
+        self.others += [(range(i, i + 1), margin) for i, margin in enumerate(margins.tolist())]
 
 
 @contextlib.contextmanager
@@ -242,10 +258,10 @@ def random_weight(name: str, shape: torch.Size, case: Case, generator: torch.Gen
 # --- the checkpoint ------------------------------
 
 
-def official_tensors(case: Case, model: Any) -> dict[str, torch.Tensor]:
-    """The model's tensors by their names in official checkpoints (fused experts, or one tensor per expert)."""
+def official_tensors(case: Case, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A model's tensors by their names in official checkpoints (fused experts, or one tensor per expert)."""
     out: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in tensors.items():
         if name == "lm_head.weight" and case.text["tie_word_embeddings"]:
             continue
         elif name.endswith("ngram_embedding.weight"):
@@ -270,7 +286,7 @@ def split_experts(name: str, fused: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def random_mtp(case: Case) -> dict[str, torch.Tensor]:
-    """Tensors of the MTP layer, `mtp.*`; transformers has no such module and ignores them."""
+    """Tensors of the MTP layer, `mtp.*`, experts fused; transformers has no such module and ignores them."""
     c = case.text
     n, hidden, rank = c["hc_count"], c["hidden_size"], c["hc_lowrank"]
     heads, kv, dim = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
@@ -305,11 +321,7 @@ def random_mtp(case: Case) -> dict[str, torch.Tensor]:
         if mixer != "hyper_connection_mixer":
             shapes[f"{mixer}.block_inject_weight.weight"] = (n, n * hidden)
     generator = torch.Generator().manual_seed(2000 + case.seed)
-    tensors = {f"mtp.{k}": random_weight(k, torch.Size(s), case, generator) for k, s in shapes.items()}
-    if not case.per_expert:
-        return tensors
-    split = {k: split_experts(k, v) if ".experts." in k else {k: v} for k, v in tensors.items()}
-    return {name: tensor for group in split.values() for name, tensor in group.items()}
+    return {f"mtp.{k}": random_weight(k, torch.Size(s), case, generator) for k, s in shapes.items()}
 
 
 def write_shards(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
