@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from .configs import BY_NAME, Case
 from .driver import Sequences, score
 from .oracle import Array
-from .references import SLOTS, WINDOW, deviation, reference, runner_of
+from .references import SLOTS, WINDOW, reference, runner_of
 
 TOLERANCE = 2e-5
 TEXTS, LENGTH = 3, 110
