@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from polygraphy.common import TensorMetadata
 from polygraphy.comparator import Comparator, RunResults
 from polygraphy.logger import G_LOGGER
 
-from flashnext.export.graphs.manifest import Manifest
+from flashnext.export.graphs.manifest import GraphSpec, Manifest
+from flashnext.export.progress import progress_bar
 from flashnext.runtime.engines import open_engine
 from flashnext.runtime.engines.base import Array, Engine, numpy_dtype
 from flashnext.runtime.model_runner import open_checkpoint
@@ -192,7 +193,7 @@ def validate(
 
 def _compare_graphs(validation: Validation, comparison: DeviationCompare, steps: list[Step], maker: FeedMaker) -> None:
     known: list[dict[str, Array]] = [{} for _ in steps]
-    for graph, spec in validation.manifest.graphs.items():
+    for graph, spec in _with_progress(validation.manifest.graphs):
         if graph == DRAFT_GRAPH:
             steps, known = [draft_step(steps[-1])], [draft_inputs(known[-1])]
         feeds = [maker.feeds(spec, i, step, known[i]) for i, step in enumerate(steps)]
@@ -201,3 +202,11 @@ def _compare_graphs(validation: Validation, comparison: DeviationCompare, steps:
         Comparator.compare_accuracy(results, compare_func=comparison)
         for memory, iteration in zip(known, results[0][1], strict=True):
             memory.update({name: iteration[name] for name in iteration})
+
+
+def _with_progress(graphs: Mapping[str, GraphSpec]) -> Iterator[tuple[str, GraphSpec]]:
+    with progress_bar(len(graphs), "graphs") as bar:
+        for name, spec in graphs.items():
+            bar.set_description(f"comparing {name}")
+            yield name, spec
+            bar.update()

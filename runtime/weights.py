@@ -8,19 +8,17 @@ itself and nothing more, because every part is converted straight into its place
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from tqdm import tqdm
 
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import Manifest, WeightSpec
+from flashnext.export.progress import progress_bar
 from flashnext.runtime.engines.base import Array, numpy_dtype
 
 EXPERT = "{e}"
-PROGRESS_AFTER_SECONDS = 2.0
 
 
 def load_weights(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Array]:
@@ -71,10 +69,7 @@ def _source(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], weight: s
 
 
 def _with_progress(weights: Sequence[WeightSpec]) -> Iterator[WeightSpec]:
-    """The weights in turn, with a bar once it has taken two seconds and somebody is there to see it."""
-    quiet = not sys.stderr.isatty()
-    bar = tqdm(total=len(weights), desc="weights", unit="tensor", delay=PROGRESS_AFTER_SECONDS, disable=quiet)
-    with bar:
+    with progress_bar(len(weights), "weights") as bar:
         for weight in weights:
             yield weight
             bar.update()

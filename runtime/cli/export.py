@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
+from flashnext.export.graphs.io import MAX_WINDOW, BuildOptions
+from flashnext.export.progress import progress_bar
 from flashnext.runtime.cli.parser import Commands, Parser, whole_number
 
 DESCRIPTION = """\
@@ -22,6 +24,7 @@ examples:
   flashnext export Qwen3.8-Flash-Next my-bundle
   flashnext export CHECKPOINT BUNDLE --capacity 32768 --slots 4      four texts at once, of up to 32,768 tokens each
   flashnext export CHECKPOINT BUNDLE --rope-scaling yarn:4           contexts up to four times the native length
+  flashnext export CHECKPOINT BUNDLE --rope-scaling '{"rope_type":"yarn","factor":4.0,"beta_fast":32}'
   flashnext export CHECKPOINT BUNDLE --beside                        for trtexec and the polygraphy command
 """
 
@@ -34,13 +37,16 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder in Hugging Face layout")
     parser.add_argument("bundle", metavar="BUNDLE", help="folder to make")
     add = parser.add_argument_group("sizes").add_argument
-    add("--capacity", type=whole_number(1), metavar="TOKENS", help="longest text of a slot, prompt included")
-    add("--slots", type=whole_number(1, 4096), help="texts that can be under way at once")
-    add("--window", type=whole_number(1, 64), help="tokens that one verification step can take (default: 8)")
+    kept = BuildOptions()
+    capacity = f"longest text of a slot, prompt included (default: {kept.capacity})"
+    window = f"tokens that one verification step can take (default: {kept.window})"
+    add("--capacity", type=whole_number(1), metavar="TOKENS", help=capacity)
+    add("--slots", type=whole_number(1), metavar="N", help=f"texts under way at once (default: {kept.slots})")
+    add("--window", type=whole_number(1, MAX_WINDOW), metavar="TOKENS", help=window)
     add = parser.add_argument_group("model").add_argument
     add("--dtype", choices=("float32", "bfloat16"), help="float32 (default) is what ONNX Runtime needs on a CPU")
     add("--indexer-budget", type=whole_number(1), metavar="TOKENS", help="tokens that sparse attention may choose")
-    add("--rope-scaling", type=rope_scaling, metavar="SCALING", help=f"longer contexts: {SCALING_FORMS}")
+    add("--rope-scaling", type=rope_scaling, metavar="SCALING", help="longer contexts: yarn:FACTOR, or JSON as below")
     add = parser.add_argument_group("writing").add_argument
     add("--beside", action="store_true", help="write the graphs next to the checkpoint's shards too")
     add("--overwrite", action="store_true", help="replace a bundle that is already there")
@@ -71,7 +77,7 @@ def execute(arguments: argparse.Namespace) -> int:
     names = ("window", "capacity", "slots", "indexer_budget", "dtype", "rope_scaling", "beside", "overwrite")
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     start = time.perf_counter()
-    with _bar() as bar:
+    with progress_bar(None, "graphs") as bar:
         export_bundle(
             arguments.checkpoint,
             arguments.bundle,
@@ -81,11 +87,6 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     _remark(f"exported to {arguments.bundle} in {time.perf_counter() - start:.1f} s", bar)
     return 0
-
-
-def _bar() -> tqdm[NoReturn]:
-    """A progress bar for people only: on a terminal, and after two seconds."""
-    return tqdm(unit=" graphs", delay=2.0, leave=False, disable=not sys.stderr.isatty())
 
 
 def _begin(graph: str, bar: tqdm[NoReturn]) -> None:

@@ -11,7 +11,9 @@ and exit code 2; `--verbose` adds the traceback. A fault of this program keeps i
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -27,7 +29,8 @@ EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-"""128 + the signal's number (SIGINT, SIGPIPE), as shells report them."""
+EXIT_TERMINATED = 143
+"""128 + the signal's number (SIGINT, SIGPIPE, SIGTERM), as shells report them."""
 
 DESCRIPTION = """\
 Qwen3.8-Flash-Next ahead of time: export a checkpoint to a bundle of ONNX graphs, run the bundle, look into both."""
@@ -47,6 +50,8 @@ Each command explains itself: flashnext COMMAND --help
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # as a program: a request to end cleans up like Ctrl-C does
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     try:
         code = _dispatch(words)
         sys.stdout.flush()  # a broken pipe shows here, not while the interpreter exits
@@ -75,7 +80,9 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
     common.add_argument(
         "--verbose", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error too"
     )
+    version = importlib.metadata.version("flashnext-trt")
     parser = Parser(prog="flashnext", description=DESCRIPTION, epilog=EXAMPLES, parents=[common])
+    parser.add_argument("--version", action="version", version=f"flashnext-trt {version}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     return parser, {name: module.add_parser(commands, [common]) for name, module in COMMANDS.items()}
 

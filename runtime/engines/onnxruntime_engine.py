@@ -29,6 +29,11 @@ class OnnxRuntimeEngine:
     def __init__(
         self, graph: str, bundle: Path, manifest: Manifest, checkpoint: Checkpoint, threads: int | None
     ) -> None:
+        if manifest.dtype != "float32":
+            raise EngineError(
+                f"The bundle computes in {manifest.dtype}, for which ONNX Runtime has no kernels on a CPU. "
+                "Export it with --dtype float32, or choose the torch engine."
+            )
         self.spec: GraphSpec = manifest.graphs[graph]
         path = bundle / self.spec.file
         try:

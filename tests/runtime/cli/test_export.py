@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,4 +67,18 @@ def test_option_that_does_not_fit_the_model(
 def test_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(tmp_path / "nowhere"), str(tmp_path / "bundle")]) == 2
     assert "nowhere is not a folder" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_export_leaves_nothing(number: int, code: int, random_checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flashnext.runtime.cli.main", "export", random_checkpoint, tmp_path / "bundle"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    while process.poll() is None and not list(tmp_path.iterdir()):
+        time.sleep(0.05)
+    assert process.poll() is None, "the export ended before it could be interrupted"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert b"Traceback" not in errors
     assert list(tmp_path.iterdir()) == []

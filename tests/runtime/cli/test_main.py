@@ -33,6 +33,12 @@ def test_help_teaches_with_examples(command: list[str], capsys: pytest.CaptureFi
     assert f"flashnext {' '.join(command)}".strip() in capsys.readouterr().out.split("\n\n", 1)[1]
 
 
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("flashnext-trt 0.")
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys\nfrom flashnext.runtime.cli.main import main\n"

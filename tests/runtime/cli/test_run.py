@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,6 +135,30 @@ def swapped_logits(checkpoint: Path, bundle: Path, folder: Path, a: int, b: int)
     )
     dataclasses.replace(manifest, checkpoint=moved).write(copy)
     return copy
+
+
+def copied_bundle(bundle: Path, copy: Path, **changes: Any) -> Path:
+    """A copy whose manifest says something else."""
+    shutil.copytree(bundle, copy)
+    dataclasses.replace(Manifest.read(copy), **changes).write(copy)
+    return copy
+
+
+def test_bundle_without_tokenizer_prints_token_ids(
+    llm: LLM, random_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = copied_bundle(random_bundle, tmp_path / "bundle", tokenizer_files=())
+    (bundle / "tokenizer.json").unlink()
+    assert run(bundle, "--token-ids", "1,2,3", *GREEDY) == 0
+    assert [int(word) for word in capsys.readouterr().out.split()] == llm.generate([[1, 2, 3]], PARAMS)[0].token_ids
+    assert run(bundle, "--prompt", PROMPT) == 2
+    assert "no tokenizer.json" in capsys.readouterr().err
+
+
+def test_bundle_for_another_engine(random_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = copied_bundle(random_bundle, tmp_path / "bundle", dtype="bfloat16")
+    assert run(bundle, "--prompt", PROMPT) == 2
+    assert "Export it with --dtype float32" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
