@@ -30,3 +30,7 @@ class RequestError(FlashNextError):
 
 class EngineError(FlashNextError):
     """An engine that is not installed, not available here, or does not fit the bundle."""
+
+
+class PluginError(FlashNextError):
+    """Kernels that cannot be built or launched here, or arguments that do not fit them."""

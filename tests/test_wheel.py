@@ -13,12 +13,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("export", "plugins", "runtime", "calibration")
+SUFFIXES = (".py", ".h", ".cpp", ".cu")
+DATA = ("py.typed", "CMakeLists.txt")
 
 
 def test_wheel_holds_the_sources_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     held = {name.removeprefix("flashnext/") for name in names if name.startswith("flashnext/")}
-    files = [f for name in SOURCES for f in (ROOT / name).rglob("*") if f.suffix == ".py" or f.name == "py.typed"]
+    files = [f for name in SOURCES for f in (ROOT / name).rglob("*") if f.suffix in SUFFIXES or f.name in DATA]
     assert held == {f.relative_to(ROOT).as_posix() for f in files}
     assert {name.split("/")[0] for name in names if name.split("/")[0] != "flashnext"} == {
         f"{wheel.name.removesuffix('-py3-none-any.whl')}.dist-info"

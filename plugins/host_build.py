@@ -1,0 +1,156 @@
+"""Builds the kernels for the host execution with g++, on first use, into a cache folder.
+
+Every source becomes an object file that is named by a hash of all it is made from (the source, the headers that it
+includes, the flags, the compiler), so a change compiles only what it touches. The folder is `host-kernels` under
+$FLASHNEXT_CACHE or ~/.cache/flashnext; what nobody used for a month is removed from it.
+
+Kinds of build: "plain" gives a shared library that is loaded into this process; "address" (with the undefined-behaviour
+sanitizer) and "thread" give the program of host/replay.cpp, since a sanitizer has to be there from a process's start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from flashnext.export.errors import PluginError
+
+SOURCES = Path(__file__).parent
+INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
+COMMON = [
+    "-std=c++20",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unknown-pragmas",
+]
+# The runtime moves stacks and is never instrumented; its loops over shared memory must not become calls to memset,
+# which the sanitizers would take for accesses by the running thread.
+RUNTIME = ["-fno-builtin", "-fno-tree-loop-distribute-patterns"]
+KERNEL = ["-fno-strict-aliasing"]
+SANITIZE = {
+    "plain": [],
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1"],
+    "thread": ["-fsanitize=thread", "-g1"],
+}
+MAX_AGE_S = 30 * 24 * 3600
+
+
+def kernel_sources() -> list[Path]:
+    """The kernel sources of all ops."""
+    return sorted(SOURCES.glob("*/*.cu"))
+
+
+def build(kind: str = "plain", kernels: Sequence[Path] | None = None, flags: Sequence[str] = ()) -> Path:
+    """The shared library ("plain") or the replay program of these kernels (default: all), built if need be.
+
+    Raises:
+        PluginError: there is no g++, or it fails.
+    """
+    kernels = kernel_sources() if kernels is None else kernels
+    runtime = [s for s in sorted(SOURCES.glob("host/*.cpp")) if s.name != "replay.cpp"]
+    program = [] if kind == "plain" else [SOURCES / "host/replay.cpp"]
+    folder = cache_folder()
+    with _locked(folder):
+        objects = [_compile(folder, s, [*COMMON, *RUNTIME]) for s in (*runtime, *program)]
+        objects += [
+            _compile(folder, s, [*COMMON, *KERNEL, *SANITIZE[kind], *flags]) for s in (SOURCES / "abi.cpp", *kernels)
+        ]
+        result = _link(folder, objects, kind)
+        _remove_old(folder)
+    return result
+
+
+def cache_folder() -> Path:
+    root = os.environ.get("FLASHNEXT_CACHE")
+    folder = (Path(root) if root else Path.home() / ".cache/flashnext") / "host-kernels"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@cache
+def compiler() -> tuple[str, str]:
+    """Path and version of g++."""
+    path = shutil.which(os.environ.get("CXX", "g++"))
+    if not path:
+        raise PluginError(
+            "The host execution of the kernels is compiled with g++ 11 or newer, which is not here. Install it (Debian "
+            "and Ubuntu: apt-get install g++), or name a compiler in CXX."
+        )
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    return path, version.splitlines()[0]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One build at a time: test processes that start side by side wait for the first one's result."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(folder: Path, source: Path, flags: Sequence[str]) -> Path:
+    language = ["-x", "c++"] if source.suffix == ".cu" else []
+    flags = [*flags, f"-I{SOURCES}", *language]
+    target = folder / f"{source.parent.name}-{source.stem}-{_key(source, flags)}.o"
+    return _make(target, ["-c", str(source)], flags)
+
+
+def _link(folder: Path, objects: Sequence[Path], kind: str) -> Path:
+    flags = ["-shared"] if kind == "plain" else SANITIZE[kind]
+    key = hashlib.sha256("\n".join([*(o.name for o in objects), *flags]).encode()).hexdigest()[:16]
+    target = folder / (f"kernels-{key}.so" if kind == "plain" else f"replay-{kind}-{key}")
+    return _make(target, [str(o) for o in objects], flags)
+
+
+def _make(target: Path, inputs: Sequence[str], flags: Sequence[str]) -> Path:
+    if target.exists():
+        target.touch()
+        return target
+    unfinished = target.with_suffix(".unfinished")
+    command = [compiler()[0], *flags, *inputs, "-o", str(unfinished)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise PluginError(f"g++ failed. The command:\n{' '.join(command)}\nIts messages:\n{run.stderr}")
+    unfinished.replace(target)
+    return target
+
+
+def _key(source: Path, flags: Sequence[str]) -> str:
+    digest = hashlib.sha256(f"{compiler()[1]}\n{flags}\n".encode())
+    for file in sorted(_with_headers(source)):
+        digest.update(f"{file}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _with_headers(source: Path) -> set[Path]:
+    """The source and everything it includes by a quoted name, which is relative to its own folder or to plugins/."""
+    found: set[Path] = set()
+    todo = [source]
+    while todo:
+        file = todo.pop()
+        if file in found:
+            continue
+        found.add(file)
+        names = INCLUDE.findall(file.read_text(encoding="utf-8"))
+        todo += [p for n in names for p in (file.parent / n, SOURCES / n) if p.is_file()]
+    return found
+
+
+def _remove_old(folder: Path) -> None:
+    limit = time.time() - MAX_AGE_S
+    for file in folder.iterdir():
+        if file.stat().st_mtime < limit:
+            file.unlink(missing_ok=True)

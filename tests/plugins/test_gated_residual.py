@@ -1,0 +1,120 @@
+"""GatedResidual's kernels against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gated_residual_case import OFFICIAL, gated_residual_case
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_checks import EXAMPLES, assert_deterministic, assert_same_bits
+
+from flashnext.export.errors import PluginError
+from flashnext.plugins.host_library import Execution, HostKernels
+
+FORMS = ("embed", "pending", "settled", "last")
+F32, BF16 = torch.float32, torch.bfloat16
+FORMATS = {
+    "float": {"dtype": F32},
+    "bf16": {"dtype": BF16},
+    "float, static FP8 state": {"dtype": F32, "state": "static"},
+    "float, dynamic FP8 state": {"dtype": F32, "state": "dynamic"},
+    "bf16, static FP8 state": {"dtype": BF16, "state": "static"},
+    "bf16, dynamic FP8 state, FP8 weights": {"dtype": BF16, "state": "dynamic", "fp8_weights": True},
+    "bf16, FP8 weights": {"dtype": BF16, "fp8_weights": True},
+}
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+@EXAMPLES
+@given(
+    form=st.sampled_from(FORMS),
+    tokens=st.sampled_from([1, 2, 7, 8, 9, 17]),
+    branches=st.integers(1, 4),
+    hidden=st.sampled_from([8, 24, 256, 264]),
+    rank=st.sampled_from([8, 16, 40, 72]),
+    seed=st.integers(0, 100),
+)
+def test_random_shapes(
+    kernels: HostKernels, formats: str, form: str, tokens: int, branches: int, hidden: int, rank: int, seed: int
+) -> None:
+    sizes = {"tokens": tokens, "branches": branches, "hidden": hidden, "rank": rank}
+    gated_residual_case(form, **sizes, **FORMATS[formats], seed=seed).check(kernels)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_every_form(kernels: HostKernels, form: str, dtype: torch.dtype) -> None:
+    gated_residual_case(form, tokens=3, branches=4, hidden=64, rank=16, dtype=dtype).check(kernels)
+
+
+def test_columns_of_a_branch_split_over_blocks(kernels: HostKernels) -> None:
+    gated_residual_case("pending", tokens=2, branches=2, hidden=8 * 512 + 16, rank=8, state="dynamic").check(kernels)
+
+
+@pytest.mark.parametrize("formats", ["bf16", "bf16, dynamic FP8 state, FP8 weights"])
+def test_official_sizes(kernels: HostKernels, formats: str) -> None:
+    gated_residual_case("pending", tokens=2, **OFFICIAL, **FORMATS[formats]).check(kernels)  # type: ignore[arg-type]
+
+
+def test_a_state_of_zeros_in_dynamic_fp8(kernels: HostKernels) -> None:
+    case = gated_residual_case("embed", tokens=2, branches=2, hidden=16, rank=8, state="dynamic")
+    case.values["embedding"].zero_()
+    outputs, _ = case.run(kernels)
+    assert all(outputs[name].float().isfinite().all() for name in outputs)
+    assert (outputs["r_out"].float() == 0).all()
+
+
+def test_state_may_be_written_in_place(kernels: HostKernels) -> None:
+    case = gated_residual_case("pending", tokens=3, branches=4, hidden=64, rank=16, dtype=BF16)
+    apart, _ = case.run(kernels)
+    values = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in case.values.items()}
+    values["r_out"] = values["r"]
+    if kernels.kind != "plain":
+        pytest.skip("a replayed launch has every buffer apart")
+    kernels.launch("gated_residual", values)
+    assert_same_bits({n: values[n] for n in apart}, apart)
+
+
+@pytest.mark.parametrize("formats", ["float", "bf16, dynamic FP8 state, FP8 weights"])
+def test_same_bits_under_every_schedule(kernels: HostKernels, formats: str) -> None:
+    sizes = {"tokens": 3, "branches": 4, "hidden": 264, "rank": 16}
+    assert_deterministic(gated_residual_case("pending", **sizes, **FORMATS[formats]), kernels)  # type: ignore[arg-type]
+
+
+def test_a_token_does_not_depend_on_its_neighbours(kernels: HostKernels) -> None:
+    case = gated_residual_case("pending", tokens=9, branches=4, hidden=64, rank=16, dtype=BF16)
+    together, _ = case.run(kernels)
+    per_token = ("r", "y", "s", "r_out", "x", "s_out")
+    case.values |= {name: case.values[name][8:9] for name in per_token}
+    alone, _ = case.run(kernels)
+    assert_same_bits(alone, {name: t[8:9].contiguous() for name, t in together.items()})
+
+
+def test_official_sizes_move_every_byte_once(kernels: HostKernels) -> None:
+    case = gated_residual_case("pending", tokens=1, **OFFICIAL, dtype=BF16)
+    _, report = case.run(kernels, Execution(watch="sectors"))
+    needed = sum(v.nbytes for v in case.values.values() if isinstance(v, torch.Tensor)) / 32
+    assert report.launches == 2
+    assert report.sectors <= 1.10 * needed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": 12}, "multiple of 8"),
+        ({"rank": 328}, "at most 320"),
+        ({"branches": 5}, "1 to 4"),
+    ],
+)
+def test_sizes_without_a_kernel_are_refused(kernels: HostKernels, change: dict[str, int], message: str) -> None:
+    sizes = {"tokens": 1, "branches": 2, "hidden": 16, "rank": 8} | change
+    with pytest.raises(PluginError, match=message):
+        gated_residual_case("pending", **sizes).run(kernels)  # type: ignore[arg-type]
+
+
+def test_a_wrong_shape_is_named(kernels: HostKernels) -> None:
+    case = gated_residual_case("pending", tokens=2, branches=2, hidden=16, rank=8)
+    case.values["s"] = torch.zeros(2, 3)
+    with pytest.raises(PluginError, match=r"gated_residual: s must have shape"):
+        case.run(kernels)
