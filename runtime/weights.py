@@ -1,22 +1,25 @@
 """Weights that are graph inputs: bound once from the checkpoint, mapped instead of copied where the bytes allow it.
 
 A weight stored as one tensor in the graph's own dtype is a reshaped view of the memory-mapped file. Any other is
-made once: converted to the graph's dtype, or assembled from per-expert tensors. The memory for that is the weight
-itself and nothing more, because every part is converted straight into its place.
+made once: converted to the graph's dtype, or assembled from per-expert tensors. All of these are read together, in
+the order in which they lie in the files (`runtime.reading`); the memory for it is the weights themselves and a few
+buffers, because every part is read straight into its place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from flashnext.export.checkpoint.reader import Checkpoint
+from flashnext.export.checkpoint.safetensors_file import NUMPY_DTYPES
 from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import Manifest, WeightSpec
-from flashnext.export.progress import progress_bar
+from flashnext.export.progress import byte_bar
 from flashnext.runtime.engines.base import Array, numpy_dtype
+from flashnext.runtime.reading import Piece, read_into_place
 
 EXPERT = "{e}"
 
@@ -25,51 +28,61 @@ def load_weights(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Array]
     """Every weight of the manifest by graph input name.
 
     Raises:
-        CheckpointError: a source tensor is missing or has another number of elements.
+        CheckpointError: a source tensor is missing, has another number of elements, or cannot be read.
     """
-    return {spec.name: load_weight(spec, checkpoint) for spec in _with_progress(manifest.weights)}
+    weights: dict[str, Array] = {}
+    pieces: list[Piece] = []
+    for spec in manifest.weights:
+        weights[spec.name], needed = _place(spec, checkpoint)
+        pieces += needed
+    _read(pieces)
+    return weights
 
 
 def load_weight(spec: WeightSpec, checkpoint: Checkpoint) -> Array:
     """One weight: a view of the mapped file, or an array made once."""
-    if any(EXPERT in source for source in spec.sources):
-        return _assemble(spec, checkpoint)
-    if len(spec.sources) != 1:
-        raise CheckpointError(f"{spec.name} needs one source tensor, its manifest lists {len(spec.sources)}.")
-    source = _source(checkpoint, spec.sources[0], spec.shape, spec.name)
+    weight, pieces = _place(spec, checkpoint)
+    _read(pieces)
+    return weight
+
+
+def _place(spec: WeightSpec, checkpoint: Checkpoint) -> tuple[Array, list[Piece]]:
+    """A weight's array and what has still to be read into it."""
+    names = _sources(spec)
+    if not names or math.prod(spec.shape) % len(names):
+        raise CheckpointError(f"{spec.name} {list(spec.shape)} cannot be made of {len(names)} tensors of equal size.")
+    each = math.prod(spec.shape) // len(names)
+    for name in names:  # before memory is taken
+        _check(spec, name, each, checkpoint)
     dtype = numpy_dtype(spec.dtype)
-    if source.dtype == dtype:
-        return source
-    out = np.empty(spec.shape, dtype)
-    np.copyto(out, source, casting="unsafe")
-    return out
+    if len(names) == 1 and NUMPY_DTYPES[checkpoint.tensors[names[0]].dtype] == dtype:
+        return checkpoint.array(names[0]).reshape(spec.shape), []
+    weight = np.empty(spec.shape, dtype)
+    return weight, [
+        Piece(info.file, info.offset, NUMPY_DTYPES[info.dtype], target)
+        for info, target in zip((checkpoint.tensors[n] for n in names), weight.reshape(len(names), each), strict=True)
+    ]
 
 
-def _assemble(spec: WeightSpec, checkpoint: Checkpoint) -> Array:
-    """Stack per-expert tensors: [E, sources, …], or [E, …] for a single source."""
-    out = np.empty(spec.shape, numpy_dtype(spec.dtype))
-    parts = out if len(spec.sources) > 1 else out[:, None]
-    for expert in range(spec.shape[0]):
-        for part, source in enumerate(spec.sources):
-            name = source.replace(EXPERT, str(expert))
-            np.copyto(parts[expert, part], _source(checkpoint, name, parts.shape[2:], spec.name), casting="unsafe")
-    return out
+def _sources(spec: WeightSpec) -> list[str]:
+    """Checkpoint tensors in the order in which they lie in the weight: for each expert, each source."""
+    if not any(EXPERT in source for source in spec.sources):
+        return list(spec.sources)
+    return [source.replace(EXPERT, str(e)) for e in range(spec.shape[0]) for source in spec.sources]
 
 
-def _source(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], weight: str) -> Array:
+def _check(spec: WeightSpec, name: str, size: int, checkpoint: Checkpoint) -> None:
     if name not in checkpoint.tensors:
-        raise CheckpointError(f"The checkpoint lacks {name}, from which {weight} is made. Export the bundle again.")
-    array = checkpoint.array(name)
-    if array.size != math.prod(shape):
+        raise CheckpointError(f"The checkpoint lacks {name}, from which {spec.name} is made. Export the bundle again.")
+    shape = checkpoint.tensors[name].shape
+    if math.prod(shape) != size:
         raise CheckpointError(
-            f"{name} has shape {list(array.shape)}, which does not hold {list(shape)} of {weight}. "
-            "Export the bundle again."
+            f"{name} has shape {list(shape)}, which does not hold the {size:,} elements of {spec.name} "
+            f"{list(spec.shape)}. Export the bundle again."
         )
-    return array.reshape(shape)
 
 
-def _with_progress(weights: Sequence[WeightSpec]) -> Iterator[WeightSpec]:
-    with progress_bar(len(weights), "weights") as bar:
-        for weight in weights:
-            yield weight
-            bar.update()
+def _read(pieces: Iterable[Piece]) -> None:
+    pieces = list(pieces)
+    with byte_bar(sum(p.nbytes for p in pieces), "reading weights") as bar:
+        read_into_place(pieces, bar.update)
