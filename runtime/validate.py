@@ -205,7 +205,7 @@ def _compare_graphs(validation: Validation, comparison: DeviationCompare, steps:
 
 
 def _with_progress(graphs: Mapping[str, GraphSpec]) -> Iterator[tuple[str, GraphSpec]]:
-    with progress_bar(len(graphs), "graphs") as bar:
+    with progress_bar(len(graphs), "graphs", delay=0) as bar:
         for name, spec in graphs.items():
             bar.set_description(f"comparing {name}")
             yield name, spec

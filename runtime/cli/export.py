@@ -77,21 +77,16 @@ def execute(arguments: argparse.Namespace) -> int:
     names = ("window", "capacity", "slots", "indexer_budget", "dtype", "rope_scaling", "beside", "overwrite")
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     start = time.perf_counter()
-    with progress_bar(None, "graphs") as bar:
+    with progress_bar(None, "graphs", delay=0) as bar:
         export_bundle(
             arguments.checkpoint,
             arguments.bundle,
             ExportOptions(**given),
             note=lambda line: _remark(line, bar),
-            progress=lambda graph: _begin(graph, bar),
+            progress=lambda graph: bar.set_description(f"exporting {graph}"),
         )
     _remark(f"exported to {arguments.bundle} in {time.perf_counter() - start:.1f} s", bar)
     return 0
-
-
-def _begin(graph: str, bar: tqdm[NoReturn]) -> None:
-    bar.set_description(f"exporting {graph}")
-    bar.update()
 
 
 def _remark(line: str, bar: tqdm[NoReturn]) -> None:
