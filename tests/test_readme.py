@@ -13,6 +13,7 @@ from flashnext.runtime.cli.main import parsers
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SOURCES = ("export", "plugins", "runtime", "calibration")
+SUFFIXES = (".py", ".h", ".cpp", ".cu")
 MAP = re.findall(r"^\| `([^`]+)` \| .+ \|$", README, re.MULTILINE)
 
 
@@ -22,9 +23,8 @@ def test_path_of_the_map_exists(path: str) -> None:
 
 
 def test_every_source_folder_is_in_the_map() -> None:
-    folders = {
-        file.parent.relative_to(ROOT).as_posix() + "/" for name in SOURCES for file in ROOT.glob(f"{name}/**/*.py")
-    }
+    files = [file for name in SOURCES for file in ROOT.glob(f"{name}/**/*") if file.suffix in SUFFIXES]
+    folders = {file.parent.relative_to(ROOT).as_posix() + "/" for file in files}
     assert folders - set(MAP) == set(), "folders that the README's map does not name"
 
 
