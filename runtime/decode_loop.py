@@ -6,7 +6,7 @@ trusted. Either way the slots are free again, the others go on, and whoever owns
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 from flashnext.export.graphs.manifest import Manifest
@@ -16,6 +16,9 @@ from flashnext.runtime.request import Request
 from flashnext.runtime.scheduler import Scheduler
 from flashnext.runtime.sequence import Sequence as TokenSequence
 from flashnext.runtime.sequence import Step
+
+Watch = Callable[[int], object]
+"""Told, while a request runs, how many tokens of its prompt have been run."""
 
 
 class Model(Protocol):
@@ -62,7 +65,7 @@ class DecodeLoop:
             for request in requests:
                 self.drop(request)
 
-    def stream(self, request: Request) -> Generator[Piece, None, None]:
+    def stream(self, request: Request, watch: Watch | None = None) -> Generator[Piece, None, None]:
         """Run a request and yield its pieces as they come; leaving the loop drops the request."""
         self.add(request)
         try:
@@ -74,6 +77,8 @@ class DecodeLoop:
                     return
                 else:
                     self.advance()
+                    if watch:
+                        watch(min(request.sequence.past, request.sequence.prompt_length))
         finally:
             self.drop(request)
 

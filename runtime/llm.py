@@ -24,7 +24,7 @@ from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime import scoring
 from flashnext.runtime.chat import ChatTemplate, Message
-from flashnext.runtime.decode_loop import DecodeLoop
+from flashnext.runtime.decode_loop import DecodeLoop, Watch
 from flashnext.runtime.model_runner import ModelRunner
 from flashnext.runtime.outputs import Piece, RequestOutput
 from flashnext.runtime.request import Request, check_prompt
@@ -86,10 +86,15 @@ class LLM:
         self._loop.run(requests)
         return [request.output() for request in requests]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Piece, None, None]:
-        """Run one prompt and yield what is said as it comes; the prompt is checked before the first step."""
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, watch: Watch | None = None
+    ) -> Generator[Piece, None, None]:
+        """Run one prompt and yield what is said as it comes; the prompt is checked before the first step.
+
+        `watch` is told, after every step, how many tokens of the prompt have been run.
+        """
         self._open_runner()
-        return self._loop.stream(self._request(prompt, params or SamplingParams()))
+        return self._loop.stream(self._request(prompt, params or SamplingParams()), watch)
 
     def chat(
         self,

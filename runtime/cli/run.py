@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flashnext.export.progress import progress_bar
 from flashnext.runtime.cli.parser import Commands, Parser, UsageError, token_ids, whole_number
 from flashnext.runtime.cli.prompts import Prompt, read_prompt, system_messages, to_tokens
 from flashnext.runtime.cli.sampling_options import add_sampling_options, given_sampling
@@ -88,11 +89,14 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> str:
     """Print the pieces as they come, then the timings; returns the text."""
     start = first = time.perf_counter()
     text, tokens, reason = "", 0, None
-    for piece in llm.stream(prompt, params):
-        first = time.perf_counter() if tokens == 0 else first
-        shown = piece.text if llm.tokenizer is not None else "".join(f"{i} " for i in piece.token_ids)
-        print(shown, end="", flush=True)
-        text, tokens, reason = text + piece.text, tokens + len(piece.token_ids), piece.finish_reason
+    with progress_bar(len(prompt), "prompt tokens") as bar:
+        for piece in llm.stream(prompt, params, watch=lambda done: bar.update(done - bar.n)):
+            if tokens == 0:
+                first = time.perf_counter()
+                bar.close()
+            shown = piece.text if llm.tokenizer is not None else "".join(f"{i} " for i in piece.token_ids)
+            print(shown, end="", flush=True)
+            text, tokens, reason = text + piece.text, tokens + len(piece.token_ids), piece.finish_reason
     print(flush=True)
     _remark(_timings(len(prompt), first - start, tokens, time.perf_counter() - first, reason))
     return text

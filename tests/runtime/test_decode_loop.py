@@ -141,6 +141,14 @@ def test_a_stream_that_is_left_gives_its_slot_back(make_manifest: MakeManifest) 
     assert not scheduler.busy
 
 
+def test_a_watcher_sees_the_prompt_go_by(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    loop, _, _ = start(manifest, chunk=5)
+    seen: list[int] = []
+    list(loop.stream(request(manifest, [9] * 12, max_tokens=3), watch=seen.append))
+    assert seen == [5, 10, 12, 12, 12]
+
+
 @pytest.mark.parametrize("rest", [2, 40])
 def test_streams_and_runs_take_turns(make_manifest: MakeManifest, rest: int) -> None:
     manifest = make_manifest()
