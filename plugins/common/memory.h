@@ -54,6 +54,24 @@ __device__ __forceinline__ void store(int* pointer, int value) {
   *pointer = value;
 }
 
+// A store to what other blocks of the launch read, after they have: the caller has seen to that (by tickets, say).
+__device__ __forceinline__ void store_ordered(float* pointer, float value) {
+#if !defined(__CUDACC__)
+  simt::note_ordered_store(pointer, sizeof(float));
+#endif
+  *pointer = value;
+}
+
+__device__ __forceinline__ float4 load_four(const float* pointer) {
+  NOTE_LOAD(pointer, sizeof(float4));
+  return *reinterpret_cast<const float4*>(pointer);
+}
+
+__device__ __forceinline__ void store_four(float* pointer, float4 values) {
+  NOTE_STORE(pointer, sizeof(float4));
+  *reinterpret_cast<float4*>(pointer) = values;
+}
+
 // --- eight values, as they lie in memory -------------------------------------------------------------
 
 // Kept packed between the load and the use, so that many loads in flight take few registers.

@@ -31,5 +31,9 @@ inline void note_load(const void* pointer, size_t bytes) {
 inline void note_store(const void* pointer, size_t bytes) {
   if (watching != Watch::nothing) count_access(pointer, bytes, true);
 }
+// Counted, but no conflict: the kernel orders it after the other blocks' accesses by itself.
+inline void note_ordered_store(const void* pointer, size_t bytes) {
+  if (watching == Watch::sectors) count_access(pointer, bytes, true);
+}
 
 }  // namespace simt

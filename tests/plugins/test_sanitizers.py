@@ -1,0 +1,33 @@
+"""One small case of every op under AddressSanitizer with UBSan, and under ThreadSanitizer.
+
+The whole suite runs in either build with FLASHNEXT_HOST_KERNELS=address (or thread) pytest tests/plugins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from gated_delta_net_case import SMALL, Row, gated_delta_net_case
+from gated_residual_case import gated_residual_case
+from kernel_checks import Case
+
+from flashnext.plugins.host_build import kernel_sources
+from flashnext.plugins.host_library import HostKernels
+
+BF16 = torch.bfloat16
+CASES: dict[str, Callable[[], Case]] = {
+    "gated_delta_net": lambda: gated_delta_net_case([Row(20, 3, 2), Row(2, 2, 1)], 2, **SMALL, dtype=BF16),
+    "gated_residual": lambda: gated_residual_case("pending", tokens=2, branches=3, hidden=40, rank=24, dtype=BF16),
+}
+
+
+def test_every_op_has_a_case() -> None:
+    assert sorted(CASES) == [source.parent.name for source in kernel_sources()]
+
+
+@pytest.mark.parametrize("kind", ["address", "thread"])
+@pytest.mark.parametrize("op", CASES)
+def test_sanitizer_is_content(op: str, kind: str) -> None:
+    CASES[op]().check(HostKernels.load(kind))
