@@ -9,13 +9,13 @@ name, typed, bounded and cross-checked here, and all faults are reported togethe
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from flashnext.export.errors import ConfigError
+from flashnext.export.files import plain, read_json_object
 
 LINEAR_ATTENTION = "linear_attention"
 SPARSE_ATTENTION = "sparse_attention"
@@ -152,7 +152,9 @@ class ModelConfig:
             ConfigError: no such file, not JSON, another model type, or values that do not form a model.
         """
         path = Path(folder) / "config.json"
-        return cls.from_dict(read_json_object(path, ConfigError, "config.json of a Hugging Face checkpoint"))
+        return cls.from_dict(
+            read_json_object(path, ConfigError, "config.json of a Hugging Face checkpoint", MAX_CONFIG_BYTES)
+        )
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> ModelConfig:
@@ -160,7 +162,7 @@ class ModelConfig:
         model_type = raw.get("model_type")
         if model_type not in MODEL_TYPES:
             raise ConfigError(
-                f"The configuration's model_type is {model_type!r}; this project runs {' or '.join(MODEL_TYPES)}. "
+                f"The configuration's model_type is {model_type!r:.80}; this project runs {' or '.join(MODEL_TYPES)}. "
                 "Point to a Qwen3.8-Flash-Next checkpoint."
             )
         text = raw.get("text_config", raw)
@@ -171,7 +173,9 @@ class ModelConfig:
         config = _read_fields(cls, reader)
         faults = reader.faults or _cross_checks(config)
         if faults:
-            raise ConfigError("The model configuration cannot be used:\n" + "\n".join(f"  - {f}" for f in faults))
+            raise ConfigError(
+                "The model configuration cannot be used:\n" + "\n".join(f"  - {plain(f)}" for f in faults)
+            )
         return config
 
     # --- the bundle's manifest carries the configuration too ------------------------------
@@ -191,34 +195,6 @@ class ModelConfig:
         if faults := _cross_checks(config):
             raise ConfigError("The changed configuration cannot be used: " + "; ".join(faults))
         return config
-
-
-def read_json_object(
-    path: Path, error: type[Exception], what: str, max_bytes: int = MAX_CONFIG_BYTES
-) -> dict[str, Any]:
-    """Read a JSON object from a file of strangers: bounded in size and depth, one sentence on every failure."""
-    try:
-        size = path.stat().st_size
-        if size > max_bytes:
-            raise error(f"{path} is {size:,} bytes, more than the {max_bytes:,} that {what} may have.")
-        value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=no_duplicate_keys)
-    except FileNotFoundError:
-        raise error(f"{path} does not exist; expected {what}.") from None
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as cause:
-        raise error(f"{path} cannot be read as JSON ({cause}); expected {what}.") from None
-    if not isinstance(value, dict):
-        raise error(f"{path} holds a JSON {type(value).__name__}, expected an object.")
-    return value
-
-
-def no_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Hook for `json.loads`: a key that appears twice is an error (Python would silently keep the last value)."""
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        seen: set[str] = set()
-        twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
-        raise ValueError(f"duplicate key {twice!r:.200}")
-    return out
 
 
 class _FieldReader:

@@ -1,29 +1,23 @@
 """Chat templates: messages to prompt text, by the checkpoint's own Jinja template in a sandbox.
 
-A template is a program from strangers: it runs in Jinja's immutable sandbox, without access to Python's attributes.
-What templates may use is what Hugging Face gives them: `raise_exception`, `strftime_now`, `tojson`, loop controls,
-and `{% generation %}` blocks (marks for training, transparent here).
+A template is a program from strangers; `runtime.template_sandbox` says what it may do.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from flashnext.export.config import read_json_object
 from flashnext.export.errors import BundleError, RequestError
+from flashnext.export.files import plain, read_json_object, read_small_file
+from flashnext.runtime.template_sandbox import TemplateSandbox
 
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
+MAX_FILE_BYTES = 4 << 20
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 Message = Mapping[str, Any]
@@ -39,7 +33,7 @@ class ChatTemplate:
             BundleError: its syntax is wrong.
         """
         try:
-            self._template = _environment().from_string(source)
+            self._template = TemplateSandbox().from_string(source)
         except (jinja2.TemplateError, RecursionError) as cause:
             raise BundleError(f"The chat template cannot be read ({_sentence(cause)}); mend {TEMPLATE_FILE}.") from None
         self._special_tokens = dict(special_tokens or {})
@@ -48,10 +42,10 @@ class ChatTemplate:
     def open(cls, folder: Path) -> ChatTemplate | None:
         """The folder's template (`chat_template.jinja`, else the entry in tokenizer_config.json), or None."""
         path = folder / CONFIG_FILE
-        config = read_json_object(path, BundleError, "a tokenizer's configuration") if path.is_file() else {}
+        config = _read_config(path) if path.is_file() else {}
         file = folder / TEMPLATE_FILE
         try:
-            source = file.read_text("utf-8") if file.is_file() else _default_template(config.get("chat_template"))
+            source = _read_template(file) if file.is_file() else _default_template(config.get("chat_template"))
         except UnicodeDecodeError:
             raise BundleError(f"{file} is not UTF-8 text.") from None
         return None if source is None else cls(source, _special_tokens(config))
@@ -84,6 +78,14 @@ def _check_messages(messages: Any) -> None:
             raise RequestError(f'A message must look like {{"role": "user", "content": "…"}}, found {message!r:.80}.')
 
 
+def _read_config(path: Path) -> dict[str, Any]:
+    return read_json_object(path, BundleError, "a tokenizer's configuration", MAX_FILE_BYTES)
+
+
+def _read_template(path: Path) -> str:
+    return read_small_file(path, BundleError, "a chat template", MAX_FILE_BYTES).decode("utf-8")
+
+
 def _default_template(entry: Any) -> str | None:
     """The entry is the template, or a list of named ones of which "default" is taken."""
     if isinstance(entry, list):
@@ -106,47 +108,4 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _sentence(cause: BaseException) -> str:
-    return (str(cause).strip().rstrip(".") or type(cause).__name__)[:300]
-
-
-# --- what a template may use ----------------------------------------------------------------------
-
-
-class GenerationBlock(Extension):
-    """`{% generation %} … {% endgeneration %}` renders what it holds."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the HTML escapes of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.datetime.now().strftime(pattern)
+    return plain(str(cause).strip().rstrip(".") or type(cause).__name__)

@@ -12,6 +12,7 @@ from pathlib import Path
 import tokenizers
 
 from flashnext.export.errors import BundleError, RequestError
+from flashnext.export.files import plain
 
 FILE_NAME = "tokenizer.json"
 INCOMPLETE = "\ufffd"
@@ -38,7 +39,7 @@ class Tokenizer:
         try:
             return cls(tokenizers.Tokenizer.from_file(str(path)))
         except Exception as cause:  # the library raises plain Exception
-            raise BundleError(f"{path} is not a tokenizer that can be read ({cause!s:.200}).") from None
+            raise BundleError(f"{path} is not a tokenizer that can be read ({plain(str(cause))}).") from None
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids; `special` adds what the tokenizer's own template adds (a rendered chat already holds it).

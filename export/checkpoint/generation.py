@@ -12,10 +12,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from flashnext.export.config import ModelConfig, read_json_object
+from flashnext.export.config import ModelConfig
 from flashnext.export.errors import CheckpointError
+from flashnext.export.files import read_json_object
 
-MAX_TOKENIZER_BYTES = 256 << 20
+MAX_TOKENIZER_BYTES = 48 << 20
+"""A vocabulary of 250,000 with its merges takes 10 to 35 MB."""
 
 NUMBERS: dict[str, tuple[type, float, float]] = {
     "temperature": (float, 0.0, 100.0),

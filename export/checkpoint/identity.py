@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flashnext.export.checkpoint.safetensors_file import data_start
-from flashnext.export.checkpoint.shards import INDEX_NAME, shard_files
+from flashnext.export.checkpoint.shards import INDEX_NAME, MAX_INDEX_BYTES, shard_files
+from flashnext.export.config import MAX_CONFIG_BYTES
 from flashnext.export.errors import CheckpointError
+from flashnext.export.files import open_regular, read_small_file
 
 SAMPLE_BYTES = 64 << 10
 SAMPLES = 16
@@ -37,9 +39,10 @@ def identity(folder: str | Path) -> str:
 
 
 def _parts(folder: Path) -> Iterator[bytes]:
-    yield (folder / "config.json").read_bytes()
+    yield read_small_file(folder / "config.json", CheckpointError, "a checkpoint's configuration", MAX_CONFIG_BYTES)
     index = folder / INDEX_NAME
-    yield index.read_bytes() if index.exists() else b""
+    known = index.exists()
+    yield read_small_file(index, CheckpointError, "a checkpoint's index", MAX_INDEX_BYTES) if known else b""
     for shard in shard_files(folder):
         yield shard.name.encode()
         yield from _shard_parts(shard)
@@ -49,7 +52,7 @@ def _shard_parts(shard: Path) -> Iterator[bytes]:
     size = shard.stat().st_size
     header = data_start(shard)
     yield size.to_bytes(8, "little")
-    with shard.open("rb") as stream:
+    with open_regular(shard) as stream:
         yield stream.read(header)
         if size <= WHOLE_BYTES:
             yield stream.read()

@@ -8,21 +8,19 @@ excess means a damaged download; the format forbids both).
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from flashnext.export.config import no_duplicate_keys
 from flashnext.export.errors import CheckpointError
+from flashnext.export.files import open_regular, parse_json
 
 MAX_HEADER_BYTES = 32 << 20
 """150,000 tensors in one file take about 20 MB of header; the official model has fewer per shard."""
@@ -82,7 +80,7 @@ def data_start(path: Path) -> int:
     Raises:
         CheckpointError: not readable, or the header would end beyond the file.
     """
-    with _faults_of(path), _open_regular(path) as stream:
+    with _faults_of(path), open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         return LENGTH_BYTES + _checked_header_length(stream.read(LENGTH_BYTES), size)
 
@@ -116,18 +114,11 @@ def _faults_of(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} is not a sound safetensors file: {cause}. Download it again.") from None
 
 
-def _open_regular(file: Path) -> BinaryIO:
-    if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe or device could block for ever
-        raise _DamagedError("it is not a regular file")
-    return file.open("rb")
-
-
 def _read_header(file: Path) -> dict[str, TensorInfo]:
-    with _open_regular(file) as stream:
+    with open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         length = _checked_header_length(stream.read(LENGTH_BYTES), size)
-        text = stream.read(length).decode("utf-8")
-    header = json.loads(text, object_pairs_hook=no_duplicate_keys)
+        header = parse_json(stream.read(length))
     if not isinstance(header, dict):
         raise _DamagedError(f"its header is a JSON {type(header).__name__}, not an object")
     start = LENGTH_BYTES + length

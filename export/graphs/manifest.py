@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashnext.export.config import ModelConfig, read_json_object
-from flashnext.export.errors import BundleError
+from flashnext.export.config import ModelConfig
+from flashnext.export.errors import BundleError, ConfigError
+from flashnext.export.files import read_json_object
 
 FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"
-MAX_MANIFEST_BYTES = 64 << 20
+MAX_MANIFEST_BYTES = 16 << 20
 
 Size = int | str
 """A dimension: fixed, or the name of one that a step chooses: B sequences, S tokens, N rows of logits."""
@@ -135,7 +136,7 @@ class Manifest:
             BundleError: no manifest, another format version, a wrong type, or a file outside the folder.
         """
         path = Path(folder) / FILE_NAME
-        if not Path(folder).is_dir() or not path.is_file():
+        if not path.is_file():
             raise BundleError(
                 f"{folder} is not a bundle (no {FILE_NAME}). Make one with: flashnext export CKPT {folder}"
             )
@@ -143,13 +144,18 @@ class Manifest:
         version = raw.get("format_version")
         if version != FORMAT_VERSION:
             raise BundleError(
-                f"{path} has format version {version!r}, this release reads {FORMAT_VERSION}. Export the bundle again."
+                f"{path} has format version {version!r:.40}, this release reads {FORMAT_VERSION}. "
+                "Export the bundle again."
             )
         try:
             manifest = _from_raw(raw)
-        except (KeyError, TypeError, ValueError) as cause:
+        except (KeyError, TypeError, ValueError, AttributeError) as cause:
             raise BundleError(f"{path} is damaged ({cause!r:.200}). Export the bundle again.") from None
-        _check_files(manifest, path)
+        except ConfigError as fault:
+            raise BundleError(f"{path} cannot be used. {fault}") from None
+        from flashnext.export.graphs.manifest_checks import check_manifest  # which needs the classes of this module
+
+        check_manifest(manifest, path)
         return manifest
 
 
@@ -227,12 +233,3 @@ def _int64(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
         raise TypeError(f"expected an int64, found {value!r:.60}")
     return value
-
-
-def _check_files(manifest: Manifest, path: Path) -> None:
-    """Every file named by the manifest lies in the bundle's folder itself, as a plain name."""
-    for name in (*(g.file for g in manifest.graphs.values()), *manifest.tokenizer_files):
-        if Path(name).name != name or name in ("", ".", ".."):
-            raise BundleError(f"{path} names the file {name!r}; a bundle's files lie in its own folder.")
-        if not (path.parent / name).is_file():
-            raise BundleError(f"{path.parent} lacks {name}, which its manifest names. Export the bundle again.")
