@@ -17,6 +17,7 @@ import pytest
 
 from flashnext.export.checkpoint.identity import identity
 from flashnext.export.checkpoint.reader import Checkpoint
+from flashnext.export.graphs.io import BuildOptions, graph_spec
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime import LLM, SamplingParams
 from flashnext.runtime.cli.main import main
@@ -156,7 +157,13 @@ def test_bundle_without_tokenizer_prints_token_ids(
 
 
 def test_bundle_for_another_engine(random_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bundle = copied_bundle(random_bundle, tmp_path / "bundle", dtype="bfloat16")
+    made = Manifest.read(random_bundle)
+    options = BuildOptions(made.window, made.capacity, made.slots, "bfloat16")
+    graphs = {name: graph_spec(made.config, options, name) for name in made.graphs}
+    dtypes = {t.name: t.dtype for graph in graphs.values() for t in graph.inputs}
+    weights = tuple(dataclasses.replace(w, dtype=dtypes[w.name]) for w in made.weights)
+    changes = {"dtype": "bfloat16", "residual_dtype": "bfloat16", "graphs": graphs, "weights": weights}
+    bundle = copied_bundle(random_bundle, tmp_path / "bundle", **changes)
     assert run(bundle, "--prompt", PROMPT) == 2
     assert "Export it with --dtype float32" in capsys.readouterr().err
 
