@@ -147,6 +147,33 @@ def _assert_catches_up(
         assert sorted(b for b in found[slot][2] if b >= 0) == sorted(expected.blocks[-1])
 
 
+@each_engine
+@pytest.mark.parametrize("name", ["official"])
+def test_used_slots_and_empty_rows(name: str, engine: str) -> None:
+    """A reused slot gives the bits of a fresh one whatever its memory holds; an empty row changes nothing."""
+    case = BY_NAME[name]
+    runner = runner_of(case, engine)
+    hidden, tokens = pairs(case, 120)
+
+    def run() -> Array:
+        drafter = Drafter(runner)
+        first = drafter.first({2: (hidden[:75], tokens[:75])})[2]
+        given = {2: Given([b for b in first[2] if b >= 0], 75)}
+        before = {key: state[2].tobytes() for key, state in runner.states.items()}
+        drafter.first({2: (hidden[:0], []), 4: (hidden[:3], tokens[:3])})
+        assert [key for key, bits in before.items() if runner.states[key][2].tobytes() != bits] == []
+        second = drafter.later({2: (hidden[75:76], tokens[75:76])}, given, 0)[2]
+        third = drafter.first({2: (hidden[75:80], tokens[75:80])})[2]
+        return np.concatenate([first[0], second[0], third[0]])
+
+    outcomes = []
+    for value in (0, 1e30, np.nan, 0):
+        for state in runner.states.values():
+            state.fill(value)
+        outcomes.append(run())
+    assert all(np.array_equal(outcome, outcomes[0]) for outcome in outcomes)
+
+
 @pytest.mark.parametrize("name", ["official"])
 def test_reuse_differs_from_a_new_choice(name: str) -> None:
     """The test above can fail: with blocks of its own choice, a later draft's logits are others."""
