@@ -96,8 +96,18 @@ def _layers(pattern: str) -> dict[str, Any]:
 CASES = (
     # the official shape in small: nested configuration, fused experts
     Case("official", _layers("GGGQ"), nested=True),
-    # eight layers, two branches, widths of their own
-    Case("deep", {**_layers("GGGQGGGQ"), "hc_count": 2, "hidden_size": 48, "hc_lowrank": 6}, per_expert=True),
+    # eight layers, two branches, widths of their own; no MTP layer
+    Case(
+        "deep",
+        {
+            **_layers("GGGQGGGQ"),
+            "hc_count": 2,
+            "hidden_size": 48,
+            "hc_lowrank": 6,
+            "mtp_num_hidden_layers": 0,
+        },
+        per_expert=True,
+    ),
     # GDN alone: no attention layer, no n-gram layer; silu gate; one value head for each key head
     Case(
         "gdn_only",
@@ -137,13 +147,20 @@ CASES = (
             "output_gate_type": "silu",
             "linear_conv_kernel_dim": 3,
             "ple_conv_kernel_size": 3,
+            "mtp_num_hidden_layers": 0,
         },
         nested=True,
     ),
     # one value head for each key head, convolutions of width 2
     Case(
         "narrow_convs",
-        {**_layers("GGQ"), "linear_num_key_heads": 4, "linear_conv_kernel_dim": 2, "ple_conv_kernel_size": 2},
+        {
+            **_layers("GGQ"),
+            "linear_num_key_heads": 4,
+            "linear_conv_kernel_dim": 2,
+            "ple_conv_kernel_size": 2,
+            "mtp_num_hidden_layers": 0,
+        },
     ),
     # n-grams at the very first layer: nothing runs before the rows are needed
     Case("ngram_first", {**_layers("GQG"), "ple_layer_ids": [1], "ngram_size": 4, "ple_embed_dim": 24}),
