@@ -151,10 +151,7 @@ class ModelConfig:
         Raises:
             ConfigError: no such file, not JSON, another model type, or values that do not form a model.
         """
-        path = Path(folder) / "config.json"
-        return cls.from_dict(
-            read_json_object(path, ConfigError, "config.json of a Hugging Face checkpoint", MAX_CONFIG_BYTES)
-        )
+        return cls.from_dict(read_config(Path(folder)))
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> ModelConfig:
@@ -195,6 +192,12 @@ class ModelConfig:
         if faults := _cross_checks(config):
             raise ConfigError("The changed configuration cannot be used: " + "; ".join(faults))
         return config
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.json` of a checkpoint folder as it is; ConfigError when it cannot be read."""
+    what = "config.json of a Hugging Face checkpoint"
+    return read_json_object(folder / "config.json", ConfigError, what, MAX_CONFIG_BYTES)
 
 
 class _FieldReader:

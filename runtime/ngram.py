@@ -10,7 +10,6 @@ and collected before the body. `MappedRows` is the plain implementation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -18,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashnext.export.checkpoint.reader import Checkpoint
-from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import NgramSpec
 from flashnext.runtime.engines.base import Array, numpy_dtype
+from flashnext.runtime.ngram_table import MappedTable
 
 Ints = NDArray[np.int64]
-ROW_DTYPES = ("float32", "float16", "bfloat16")
 ROWS_AT_ONCE = 1024
 """Fewer rows than this are read where they are asked for: measured, the hand-off to another thread costs more (up to
 milliseconds when cores are busy) than reading them (0.1 ms)."""
@@ -95,26 +93,17 @@ class MappedRows:
     Long steps are read on a thread of its own while the head graph runs, short ones at once.
     """
 
-    def __init__(self, spec: NgramSpec, shards: Sequence[Array], dtype: str) -> None:
-        """`shards` are the table's parts [rows, columns] in order; `dtype` is what the graph takes.
-
-        Raises:
-            CheckpointError: shards that do not form the table, or of a dtype that would need a scale.
-        """
-        _check_shards(spec, shards)
+    def __init__(self, spec: NgramSpec, table: MappedTable, dtype: str) -> None:
+        """`dtype` is what the graph takes."""
         self.spec = spec
-        self._shards = list(shards)
-        self._starts = np.cumsum([0, *(len(s) for s in shards)])
+        self.table = table
         self._dtype = numpy_dtype(dtype)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"ngram-{spec.layer}")
 
     @classmethod
     def open(cls, spec: NgramSpec, checkpoint: Checkpoint, dtype: str) -> MappedRows:
-        """Map the shards that the manifest lists."""
-        missing = [name for name in spec.shards if name not in checkpoint.tensors]
-        if missing:
-            raise CheckpointError(f"The checkpoint lacks {missing[0]} of the n-gram table. Export the bundle again.")
-        return cls(spec, [checkpoint.array(name) for name in spec.shards], dtype)
+        """Map the tensors that the manifest lists."""
+        return cls(spec, MappedTable.open(spec, checkpoint, dtype), dtype)
 
     def submit(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any]) -> Ticket:
         if tokens.size * len(self.spec.head_sizes) < ROWS_AT_ONCE:
@@ -126,28 +115,8 @@ class MappedRows:
         heads, columns = len(self.spec.head_sizes), self.spec.columns
         valid = np.arange(tokens.shape[1]) < np.asarray(new_len)[:, None]
         out = np.zeros((*tokens.shape, heads, columns), self._dtype)
-        out[valid] = self.gather(ids(self.spec, tokens, context)[valid].reshape(-1)).reshape(-1, heads, columns)
+        out[valid] = self.table.gather(ids(self.spec, tokens, context)[valid].reshape(-1)).reshape(-1, heads, columns)
         return out.reshape(*tokens.shape, heads * columns)
-
-    def gather(self, row_ids: Ints) -> Array:
-        """Rows [len(row_ids), columns] of the table: one indexed read per shard that is touched."""
-        out = np.empty((len(row_ids), self.spec.columns), self._dtype)
-        shard_of = np.searchsorted(self._starts, row_ids, side="right") - 1
-        for shard in np.unique(shard_of):
-            chosen = np.flatnonzero(shard_of == shard)
-            out[chosen] = self._shards[shard][row_ids[chosen] - self._starts[shard]]
-        return out
 
     def close(self) -> None:
         self._worker.shutdown()
-
-
-def _check_shards(spec: NgramSpec, shards: Sequence[Array]) -> None:
-    for name, shard in zip(spec.shards, shards, strict=True):
-        if shard.ndim != 2 or shard.shape[1] != spec.columns:
-            raise CheckpointError(f"{name} has shape {list(shard.shape)}; expected [rows, {spec.columns}].")
-        if shard.dtype.name not in ROW_DTYPES:
-            raise CheckpointError(f"{name} is {shard.dtype.name}; n-gram rows are read as {', '.join(ROW_DTYPES)}.")
-    rows, needed = sum(len(s) for s in shards), sum(spec.head_sizes)
-    if rows < max(spec.rows, needed):
-        raise CheckpointError(f"The n-gram table of layer {spec.layer} has {rows:,} rows, {needed:,} are hashed to.")

@@ -3,18 +3,21 @@
 A weight stored as one tensor in the graph's own dtype is a reshaped view of the memory-mapped file. Any other is
 made once: converted to the graph's dtype, or assembled from per-expert tensors. All of these are read together, in
 the order in which they lie in the files (`runtime.reading`); the memory for it is the weights themselves and a few
-buffers, because every part is read straight into its place.
+buffers, because every part is read straight into its place. Scales are checked once they are there: a wrong one would
+make fluent nonsense.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
+from flashnext.export import number_formats
 from flashnext.export.checkpoint.reader import Checkpoint
-from flashnext.export.checkpoint.safetensors_file import NUMPY_DTYPES
+from flashnext.export.checkpoint.safetensors_file import NUMPY_DTYPES, TensorInfo
 from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import Manifest, WeightSpec
 from flashnext.export.progress import byte_bar
@@ -36,6 +39,8 @@ def load_weights(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Array]
         weights[spec.name], needed = _place(spec, checkpoint)
         pieces += needed
     _read(pieces)
+    for spec in manifest.weights:
+        _check_scales(spec, weights[spec.name])
     return weights
 
 
@@ -43,6 +48,7 @@ def load_weight(spec: WeightSpec, checkpoint: Checkpoint) -> Array:
     """One weight: a view of the mapped file, or an array made once."""
     weight, pieces = _place(spec, checkpoint)
     _read(pieces)
+    _check_scales(spec, weight)
     return weight
 
 
@@ -55,13 +61,19 @@ def _place(spec: WeightSpec, checkpoint: Checkpoint) -> tuple[Array, list[Piece]
     for name in names:  # before memory is taken
         _check(spec, name, each, checkpoint)
     dtype = numpy_dtype(spec.dtype)
-    if len(names) == 1 and NUMPY_DTYPES[checkpoint.tensors[names[0]].dtype] == dtype:
-        return checkpoint.array(names[0]).reshape(spec.shape), []
+    if len(names) == 1 and _stored_dtype(checkpoint.tensors[names[0]], dtype) == dtype:
+        return checkpoint.array(names[0]).view(dtype).reshape(spec.shape), []
     weight = np.empty(spec.shape, dtype)
     return weight, [
-        Piece(info.file, info.offset, NUMPY_DTYPES[info.dtype], target)
+        Piece(info.file, info.offset, _stored_dtype(info, dtype), target)
         for info, target in zip((checkpoint.tensors[n] for n in names), weight.reshape(len(names), each), strict=True)
     ]
+
+
+def _stored_dtype(info: TensorInfo, wanted: np.dtype[Any]) -> np.dtype[Any]:
+    """How a tensor's bytes are to be taken: where the graph wants bytes, 8-bit codes are bytes and not numbers."""
+    stored = NUMPY_DTYPES[info.dtype]
+    return wanted if wanted == np.uint8 and stored.itemsize == 1 else stored
 
 
 def _sources(spec: WeightSpec) -> list[str]:
@@ -80,6 +92,24 @@ def _check(spec: WeightSpec, name: str, size: int, checkpoint: Checkpoint) -> No
             f"{name} has shape {list(shape)}, which does not hold the {size:,} elements of {spec.name} "
             f"{list(spec.shape)}. Export the bundle again."
         )
+
+
+def _check_scales(spec: WeightSpec, scales: Array) -> None:
+    """Every scale is a finite number above zero; the E4M3 codes of such are 0x01 to 0x7E."""
+    if not spec.is_scale:
+        return
+    is_code = spec.dtype == "uint8"
+    low, high = (1, 0x7E) if is_code else (np.finfo(np.float32).tiny, np.finfo(np.float32).max)
+    good = (scales >= low) & (scales <= high)
+    if good.all():
+        return
+    bad = int(np.argmin(good))
+    value = number_formats.E4M3[scales.flat[bad]] if is_code else scales.flat[bad]
+    names = _sources(spec)
+    raise CheckpointError(
+        f"{names[bad * len(names) // scales.size]} holds the scale {value}; scales have to be finite numbers above "
+        "zero. Download the checkpoint again, or convert it again."
+    )
 
 
 def _read(pieces: Iterable[Piece]) -> None:

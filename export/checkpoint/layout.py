@@ -1,72 +1,25 @@
 """Which tensors a checkpoint has to hold: name, shape and dtypes, from the configuration alone.
 
-Names are the checkpoint's without their prefix (`model.language_model.` or `model.`). Two parts come in alternative
-forms, and what is present decides: routed experts (fused, or a tensor per expert; each MoE block on its own, because
-MTP layers are often converted separately) and the n-gram table (one tensor, or shards).
+Names are the checkpoint's without their prefix (`model.language_model.` or `model.`). Routed experts and n-gram tables
+come in alternative forms (`forms.py`), and what is present decides.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from itertools import islice
 
+from flashnext.export.checkpoint import quantized_layout
+from flashnext.export.checkpoint.forms import Forms
+from flashnext.export.checkpoint.quantized_layout import Expected, Shape, Tensors
 from flashnext.export.checkpoint.safetensors_file import TensorInfo, shown
 from flashnext.export.config import LINEAR_ATTENTION, ModelConfig
 from flashnext.export.errors import CheckpointError
 
-FLOATS = ("BF16", "F16", "F32")
 MTP_LAYER = "mtp.layers.0"
 
 MAX_TENSORS = 1 << 20
-"""More than any real checkpoint: the official one stored per expert with scales has about 150,000."""
-
-PER_EXPERT_NAME = re.compile(r"((?:mtp\.)?layers\.\d{1,6})\.mlp\.experts\.\d{1,6}\.")
-NGRAM_SHARD_NAME = re.compile(r"layers\.(\d{1,6})\.ple\.ple_embedding\.ngram_embedding\.shard_(\d{1,6})\.weight")
-
-Shape = tuple[int | None, ...]
-Tensors = Iterator[tuple[str, "Expected"]]
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a tensor has to be. A None in `shape` is a size that is checked elsewhere (rows of an n-gram shard)."""
-
-    shape: Shape
-    dtypes: tuple[str, ...] = FLOATS
-    optional: bool = False
-
-
-@dataclass(frozen=True)
-class Forms:
-    """Which of the alternative forms a checkpoint's tensors have.
-
-    `per_expert` names the layers ("layers.3", "mtp.layers.0") whose experts are stored one by one; `shards` gives the
-    number of n-gram shards of a layer. What is in neither is stored whole.
-    """
-
-    per_expert: frozenset[str] = frozenset()
-    shards: Mapping[int, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, present: Iterable[str]) -> Forms:
-        """Recognise the forms by the names that are present."""
-        per_expert: set[str] = set()
-        numbers: dict[int, set[int]] = {}
-        for name in present:
-            if match := PER_EXPERT_NAME.match(name):
-                per_expert.add(match[1])
-            elif match := NGRAM_SHARD_NAME.fullmatch(name):
-                numbers.setdefault(int(match[1]), set()).add(int(match[2]))
-        return cls(frozenset(per_expert), {layer: _shard_count(found) for layer, found in numbers.items()})
-
-    def ngram_shards(self, layer: int) -> list[str]:
-        """The table's tensors in order of their rows."""
-        at = f"layers.{layer}.ple.ple_embedding.ngram_embedding"
-        if layer not in self.shards:
-            return [f"{at}.weight"]
-        return [f"{at}.shard_{k}.weight" for k in range(self.shards[layer])]
+"""More than any real checkpoint: the official one stored per expert with NVFP4 scales has about 300,000."""
 
 
 def expected_tensors(config: ModelConfig, forms: Forms | None = None) -> dict[str, Expected]:
@@ -107,12 +60,6 @@ def layout_faults(expected: Mapping[str, Expected], found: Mapping[str, TensorIn
     return [missing, surplus, shapes, dtypes]
 
 
-def _shard_count(numbers: set[int]) -> int:
-    """Up to the highest number, so that a gap is found missing; but one stray number must not ask for thousands."""
-    highest = max(numbers) + 1
-    return highest if highest <= 2 * len(numbers) else len(numbers)
-
-
 # --- the model's parts ------------------------------
 
 
@@ -133,7 +80,7 @@ def _decoder_layer(c: ModelConfig, layer: str, linear: bool, forms: Forms) -> Te
     yield from _gated_residual(c, f"{layer}.attn_hyper_connection", writes=True)
     yield from _gated_delta_net(c, f"{layer}.linear_attn") if linear else _attention(c, f"{layer}.self_attn")
     yield from _gated_residual(c, f"{layer}.mlp_hyper_connection", writes=True)
-    yield from _moe(c, f"{layer}.mlp", layer in forms.per_expert)
+    yield from _moe(c, layer, forms)
 
 
 def _gated_residual(c: ModelConfig, at: str, writes: bool) -> Tensors:
@@ -171,15 +118,10 @@ def _attention(c: ModelConfig, at: str) -> Tensors:
     yield f"{at}.indexer.k_layernorm.weight", Expected((c.indexer_head_dim,))
 
 
-def _moe(c: ModelConfig, at: str, per_expert: bool) -> Tensors:
+def _moe(c: ModelConfig, layer: str, forms: Forms) -> Tensors:
+    at = f"{layer}.mlp"
     yield f"{at}.gate.weight", Expected((c.num_experts, c.hidden_size))
-    if per_expert:
-        for e in range(c.num_experts):
-            yield from _mlp(c, f"{at}.experts.{e}", c.moe_intermediate_size)
-    else:
-        width = c.moe_intermediate_size
-        yield f"{at}.experts.gate_up_proj", Expected((c.num_experts, 2 * width, c.hidden_size))
-        yield f"{at}.experts.down_proj", Expected((c.num_experts, c.hidden_size, width))
+    yield from quantized_layout.experts(c, at, forms.expert_form(layer), layer in forms.per_expert)
     yield from _mlp(c, f"{at}.shared_expert", c.shared_expert_intermediate_size)
     yield f"{at}.shared_expert_gate.weight", Expected((1, c.hidden_size))
 
@@ -199,8 +141,7 @@ def _ngram(c: ModelConfig, layer: int, forms: Forms) -> Tensors:
         ("ngram_heads_offsets", c.ngram_heads),
     ):
         yield f"{at}.ple_embedding.{name}", Expected((size,), ("I64",), optional=True)
-    for name in forms.ngram_shards(layer):
-        yield name, Expected((None, c.ple_embed_dim // c.ngram_heads))
+    yield from quantized_layout.table(c, forms.table(layer))
     yield f"{at}.key_proj.weight", Expected((wide, c.ple_embed_dim))
     yield f"{at}.value_proj.weight", Expected((c.hidden_size, c.ple_embed_dim))
     for norm in ("norm_key", "norm_query", "norm_conv"):
@@ -222,6 +163,8 @@ def _mtp(c: ModelConfig, forms: Forms) -> Tensors:
 
 
 def _fits(shape: tuple[int, ...], expected: Shape) -> bool:
+    if expected == ():
+        return shape in ((), (1,))
     return len(shape) == len(expected) and all(e in (None, s) for s, e in zip(shape, expected, strict=True))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from flashnext.export.checkpoint.layout import Forms
+from flashnext.export.checkpoint.forms import NVFP4, Forms, Table
 from flashnext.export.checkpoint.ngram_constants import NgramConstants, derive, padded
 from flashnext.export.checkpoint.safetensors_file import TensorInfo
 from flashnext.export.config import ModelConfig
@@ -25,11 +25,14 @@ def ngram_spec(
 ) -> tuple[NgramSpec, list[str]]:
     """How the host finds the rows of this layer, and what is wrong with it."""
     at = f"layers.{layer}.ple.ple_embedding"
-    shards = tuple(forms.ngram_shards(layer))
-    rows = sum(tensors[s].shape[0] for s in shards)
+    table = forms.table(layer)
+    rows = sum(tensors[s].shape[0] for s in table.shards)
     constants, faults = _constants(config, layer, at, tensors, values)
     if not faults and rows != constants.rows:
-        faults.append(f"{at}.ngram_embedding: its {len(shards)} shard(s) have {rows} rows, expected {constants.rows}")
+        count = len(table.shards)
+        faults.append(f"{at}.ngram_embedding: its {count} shard(s) have {rows} rows, expected {constants.rows}")
+    if table.form == NVFP4:
+        faults += _row_scale_faults(table, tensors)
     spec = NgramSpec(
         layer=layer,
         input=f"ngram_rows.{layer}",
@@ -40,9 +43,21 @@ def ngram_spec(
         eos=config.ngram_eos,
         columns=config.ple_embed_dim // config.ngram_heads,
         rows=rows,
-        shards=shards,
+        shards=table.shards,
+        form=table.form,
+        scale=table.scale,
+        row_scales=table.row_scales,
     )
     return spec, faults
+
+
+def _row_scale_faults(table: Table, tensors: Mapping[str, TensorInfo]) -> list[str]:
+    pairs = [(tensors[codes], tensors[scales]) for codes, scales in zip(table.shards, table.row_scales, strict=True)]
+    return [
+        f"{scales.name} has {scales.shape[0]} rows, {codes.name} {codes.shape[0]}; expected as many"
+        for codes, scales in pairs
+        if codes.shape[0] != scales.shape[0]
+    ]
 
 
 def _constants(

@@ -1,6 +1,6 @@
 """Write a small checkpoint with random weights in the official layout: for tests, the demo and trying things out.
 
-    python -m flashnext.export.checkpoint.random_checkpoint FOLDER [--seed 0] [--dtype bfloat16] [--experts fused] …
+    python -m flashnext.export.checkpoint.random_checkpoint FOLDER [--seed 0] [--dtype bfloat16] [--quantization fp8] …
 
 It has everything that the official one has: nested configuration, shards with an index, n-gram shards with their
 constants, an MTP layer, tokenizer with chat template, generation settings. Its text is noise, but every mechanism of
@@ -18,6 +18,7 @@ from typing import Any
 from flashnext.export.checkpoint import random_tokenizer
 from flashnext.export.checkpoint.random_config import full_config
 from flashnext.export.checkpoint.random_layout import Experts, WeightWriter
+from flashnext.export.checkpoint.random_quantized import QUANTIZATIONS, Quantization, declaration
 from flashnext.export.config import ModelConfig
 from flashnext.export.errors import ConfigError
 
@@ -31,7 +32,8 @@ def write_random_checkpoint(
     seed: int = 0,
     dtype: str = "bfloat16",
     scale: float = 1.0,
-    experts: Experts = "fused",
+    experts: Experts | None = None,
+    quantization: str | None = None,
     prefix: str = "model.language_model.",
     mtp: bool = True,
     vision: bool = False,
@@ -44,6 +46,8 @@ def write_random_checkpoint(
         config: a ModelConfig, or fields that replace those of the small default model (a nested configuration's
             `text_config` is taken).
         scale: factor on all matrices.
+        experts: how routed experts are stored; without it fused, or one by one in a quantized checkpoint.
+        quantization: one of `random_quantized.QUANTIZATIONS`.
         vision: add a few `model.visual.*` tensors, as the official checkpoint has.
 
     Raises:
@@ -60,12 +64,24 @@ def write_random_checkpoint(
             "tokenizer; choose a larger one or tokenizer=False."
         )
     target.mkdir(parents=True, exist_ok=True)
-    _write_json(target / "config.json", raw)
+    quantized = QUANTIZATIONS[quantization] if quantization else Quantization()
+    _write_configuration(target, raw, model, quantized)
     _write_json(target / "generation_config.json", _generation_config(model, tokenizer))
     if tokenizer:
         random_tokenizer.write_tokenizer(target)
-    WeightWriter(model, seed, STORED_DTYPES[dtype], scale, experts, prefix, vision).write(target, shards)
+    experts = experts or ("per_expert" if quantization else "fused")
+    WeightWriter(model, seed, STORED_DTYPES[dtype], scale, experts, prefix, vision, quantized).write(target, shards)
     return target
+
+
+def _write_configuration(target: Path, raw: dict[str, Any], model: ModelConfig, quantization: Quantization) -> None:
+    if quantization.method:
+        settings = declaration(quantization, model)
+        if quantization.file == "config.json":
+            raw = {**raw, "quantization_config": settings}
+        else:
+            _write_json(target / quantization.file, settings)
+    _write_json(target / "config.json", raw)
 
 
 def _generation_config(model: ModelConfig, tokenizer: bool) -> dict[str, Any]:
@@ -83,7 +99,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=sorted(STORED_DTYPES), default="bfloat16")
-    parser.add_argument("--experts", choices=("fused", "per_expert"), default="fused")
+    parser.add_argument("--experts", choices=("fused", "per_expert"))
+    parser.add_argument("--quantization", choices=sorted(QUANTIZATIONS))
     parser.add_argument("--prefix", choices=("model.language_model.", "model."), default="model.language_model.")
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--no-mtp", dest="mtp", action="store_false")

@@ -1,7 +1,8 @@
 """Where a random checkpoint's tensors go: names, dtypes and files, as the official conversions lay them out.
 
 The values come from `random_weights` in canonical form (experts of a layer fused, an n-gram table whole); this module
-cuts them into per-expert tensors and table shards, puts the prefix before the names and spreads all over the files.
+cuts them into per-expert tensors and table shards (`random_parts`), quantizes them (`random_quantized`), puts the
+prefix before the names and spreads all over the files.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from flashnext.export.checkpoint.forms import PLAIN
 from flashnext.export.checkpoint.layout import expected_tensors
 from flashnext.export.checkpoint.ngram_constants import derive
+from flashnext.export.checkpoint.quantized_layout import FLOATS, Expected
+from flashnext.export.checkpoint.random_parts import TABLE, Part, part_of
+from flashnext.export.checkpoint.random_quantized import Quantization, encode, encode_rows, table_scale
 from flashnext.export.checkpoint.random_weights import random_tensor
 from flashnext.export.checkpoint.safetensors_file import NUMPY_DTYPES
 from flashnext.export.checkpoint.safetensors_writer import PlannedTensor, Values, write_safetensors
@@ -28,26 +33,38 @@ WriteFile = Callable[[Path, Sequence[PlannedTensor], Values], None]
 
 ALWAYS_FLOAT32 = ("linear_attn.A_log", "linear_attn.norm.weight")
 """Kept in float32 beside a BF16 model, as training frameworks do for the decay and this norm."""
+SCALE_ENDS = ("_scale_inv", "weight_scale", "weight_scale_2", "weight_global_scale")
+VISION = {"model.visual.pos_embed.weight": (64, 32), "model.visual.merger.norm.weight": (32,)}
+UNQUANTIZED = Quantization()
 
 
 class WeightWriter:
     """Lays the canonical tensors (experts fused, n-gram tables whole) out as the checkpoint stores them."""
 
     def __init__(
-        self, config: ModelConfig, seed: int, dtype: str, scale: float, experts: Experts, prefix: str, vision: bool
+        self,
+        config: ModelConfig,
+        seed: int,
+        dtype: str,
+        scale: float,
+        experts: Experts,
+        prefix: str,
+        vision: bool,
+        quantization: Quantization = UNQUANTIZED,
     ) -> None:
-        self.config, self.dtype, self.experts, self.prefix = config, dtype, experts, prefix
+        self.config, self.dtype, self.prefix, self.quantization = config, dtype, prefix, quantization
         self.plan: dict[str, PlannedTensor] = {}
-        self.sources: dict[str, tuple[str, tuple[Any, ...]]] = {}
-        """Raw name of each stored tensor: which canonical tensor, and the part of it."""
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.parts: dict[str, Part] = {}
+        """What each stored tensor holds, by raw name."""
+        self.rows = {i: derive(config, i).rows for i in config.ngram_layers}
+        self.shapes = {n: e.shape for n, e in expected_tensors(config).items()}
 
         def canonical(name: str) -> Array:
-            return _canonical(name, self.shapes[name], config, seed, scale)
+            return _canonical(name, self._canonical_shape(name), config, seed, scale)
 
         # A layer's experts and a table's shards follow each other, so two whole tensors are enough to keep.
         self.canonical = lru_cache(maxsize=2)(canonical)
-        self._lay_out(vision)
+        self._lay_out(experts == "per_expert", vision)
 
     def write(self, folder: Path, shards: int, write_file: WriteFile = write_safetensors) -> None:
         """Write the shards and their index."""
@@ -62,57 +79,58 @@ class WeightWriter:
         (folder / INDEX_NAME).write_text(index + "\n", encoding="utf-8")
 
     def _values(self, raw_name: str) -> Array:
-        name, part = self.sources[raw_name]
-        values: Array = self.canonical(name)[part]
-        return values.astype(NUMPY_DTYPES[self.plan[raw_name].dtype])
+        part, planned = self.parts[raw_name], self.plan[raw_name]
+        form, is_table = self._form(part), TABLE.fullmatch(part.canonical) is not None
+        if is_table and planned.shape in ((), (1,)):
+            return table_scale(self.quantization.table, planned.dtype).reshape(planned.shape)
+        values: Array = self.canonical(part.canonical)[part.index]
+        if form == PLAIN:
+            return values.astype(NUMPY_DTYPES[planned.dtype])
+        if is_table:
+            return encode_rows(form, values)[part.what]
+        return encode(form, values, part.matrix, self.quantization.scales)[part.what]
 
-    def _lay_out(self, vision: bool) -> None:
-        for name, expected in expected_tensors(self.config).items():
-            if name.endswith("ngram_embedding.weight"):
-                self._table(name, expected.shape[1] or 0)
-                continue
-            shape = tuple(d or 0 for d in expected.shape)
-            self.shapes[name] = shape
-            if expected.dtypes == ("I64",):
-                self._store(name, name, (...,), shape, "I64")
-            elif ".experts." in name and self.experts == "per_expert":
-                self._split_experts(name, shape)
-            else:
-                self._store(name, name, (...,), shape)
+    def _form(self, part: Part) -> str:
+        if TABLE.fullmatch(part.canonical):
+            return self.quantization.table
+        layer, _, experts = part.canonical.partition(".mlp.experts.")
+        return self.forms.expert_form(layer) if experts else PLAIN
+
+    def _lay_out(self, per_expert: bool, vision: bool) -> None:
+        config = self.config
+        each = {i: -(-rows // min(config.split_ngram_parts, rows)) for i, rows in self.rows.items()}
+        shards = {i: -(-rows // each[i]) for i, rows in self.rows.items()}
+        self.forms = self.quantization.forms(config, per_expert, shards)
+        for name, expected in expected_tensors(config, self.forms).items():
+            layer = int(name.split(".")[1]) if ".ngram_embedding." in name else -1
+            part = part_of(name, config.moe_intermediate_size, each.get(layer, 0))
+            self._store(name, part, self._shape(expected, part, layer), self._dtype_of(name, expected))
         if vision:
-            for name in ("model.visual.pos_embed.weight", "model.visual.merger.norm.weight"):
-                self.shapes[name] = (64, 32) if "pos" in name else (32,)
-                self._store(name, name, (...,), self.shapes[name])
+            for name, shape in VISION.items():
+                self.shapes[name] = shape
+                self._store(name, Part(name), shape, self.dtype)
 
-    def _store(
-        self, name: str, source: str, part: tuple[Any, ...], shape: tuple[int, ...], dtype: str | None = None
-    ) -> None:
-        own = name.startswith(("mtp.", "lm_head.", "model."))
-        raw_name = name if own else self.prefix + name
-        if dtype is None:
-            dtype = "F32" if name.endswith(ALWAYS_FLOAT32) else self.dtype
+    def _shape(self, expected: Expected, part: Part, layer: int) -> tuple[int, ...]:
+        if expected.shape == ():  # official BF16 scales are [1], converters' F32 ones have no axes
+            return (1,) if self.quantization.scales == "BF16" and ".ple." in part.canonical else ()
+        rows = len(range(*part.index[0].indices(self.rows[layer]))) if layer >= 0 else 0
+        return tuple(rows if d is None else d for d in expected.shape)
+
+    def _dtype_of(self, name: str, expected: Expected) -> str:
+        if expected.dtypes != FLOATS:
+            return expected.dtypes[0]
+        if name.endswith(SCALE_ENDS):
+            return self.quantization.scales
+        return "F32" if name.endswith(ALWAYS_FLOAT32) else self.dtype
+
+    def _store(self, name: str, part: Part, shape: tuple[int, ...], dtype: str) -> None:
+        raw_name = name if name.startswith(("mtp.", "lm_head.", "model.")) else self.prefix + name
         self.plan[raw_name] = PlannedTensor(raw_name, dtype, shape)
-        self.sources[raw_name] = (source, part)
+        self.parts[raw_name] = part
 
-    def _split_experts(self, name: str, shape: tuple[int, ...]) -> None:
-        at, last = name.rsplit(".", 1)
-        width = self.config.moe_intermediate_size
-        for e in range(shape[0]):
-            if last == "down_proj":
-                self._store(f"{at}.{e}.down_proj.weight", name, (e,), shape[1:])
-            else:
-                self._store(f"{at}.{e}.gate_proj.weight", name, (e, slice(0, width)), (width, shape[2]))
-                self._store(f"{at}.{e}.up_proj.weight", name, (e, slice(width, None)), (width, shape[2]))
-
-    def _table(self, name: str, columns: int) -> None:
-        rows = derive(self.config, int(name.split(".")[1])).rows
-        self.shapes[name] = (rows, columns)
-        parts = min(self.config.split_ngram_parts, rows)
-        each = -(-rows // parts)
-        for k, begin in enumerate(range(0, rows, each)):
-            end = min(begin + each, rows)
-            shard = name.removesuffix("weight") + f"shard_{k}.weight"
-            self._store(shard, name, (slice(begin, end),), (end - begin, columns))
+    def _canonical_shape(self, name: str) -> tuple[int, ...]:
+        rows = self.rows[int(name.split(".")[1])] if TABLE.fullmatch(name) else 0
+        return tuple(rows if d is None else d for d in self.shapes[name])
 
 
 def _canonical(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int, scale: float) -> Array:

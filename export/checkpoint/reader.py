@@ -17,16 +17,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flashnext.export.checkpoint.layout import Forms, expected_tensors, layout_faults
+from flashnext.export.checkpoint import quantization
+from flashnext.export.checkpoint.forms import FP8_BLOCK, NVFP4, Forms
+from flashnext.export.checkpoint.layout import MTP_LAYER, expected_tensors, layout_faults
 from flashnext.export.checkpoint.ngram_table import ngram_spec
 from flashnext.export.checkpoint.safetensors_file import TensorInfo, map_file, tensor_view
 from flashnext.export.checkpoint.shards import read_tensors
-from flashnext.export.config import ModelConfig
+from flashnext.export.config import ModelConfig, read_config
 from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import NgramSpec
 
 PREFIXES = ("model.language_model.", "model.")
 VISION_PREFIXES = ("model.visual.", "visual.")
+ACTIVATION_SCALES = (".input_scale", ".k_scale", ".v_scale")
+"""What ModelOpt stores for quantized activations and KV caches."""
 MAX_LISTED_FAULTS = 20
 """Lines of an error for each kind of fault."""
 
@@ -44,7 +48,7 @@ class Checkpoint:
         self.config = config
         self.tensors = tensors
         self.common_parent = Path(os.path.commonpath({str(t.file.parent) for t in tensors.values()}))
-        self.forms = Forms.of(tensors)
+        self.forms = _forms(tensors)
         self._maps: dict[Path, np.ndarray[Any, Any]] = {}
         self._ngrams: dict[int, NgramSpec] = {}
 
@@ -59,13 +63,18 @@ class Checkpoint:
         path = Path(folder)
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a folder; expected a checkpoint folder with config.json and weights.")
-        config = ModelConfig.from_folder(path)
+        notes = notes or (lambda line: None)
+        said = read_config(path)
+        config, declared = ModelConfig.from_dict(said), quantization.declared(path, said)
         raw, faults = read_tensors(path)
         _raise_faults(path, faults)
-        tensors, config = _select(path, raw, config, notes or (lambda line: None))
-        _raise_faults(path, *layout_faults(expected_tensors(config, Forms.of(tensors)), tensors))
+        tensors, config = _select(path, raw, config, notes)
+        _raise_faults(path, *layout_faults(expected_tensors(config, _forms(tensors)), tensors))
         checkpoint = cls(path, config, tensors)
-        _raise_faults(path, checkpoint._read_ngrams())
+        contradictions, remarks = quantization.compare(declared, checkpoint._module_forms())
+        _raise_faults(path, contradictions, checkpoint._read_ngrams())
+        for remark in remarks:
+            notes(remark)
         return checkpoint
 
     @property
@@ -87,16 +96,39 @@ class Checkpoint:
             return (f"{at}.{{e}}.gate_proj.weight", f"{at}.{{e}}.up_proj.weight"), (f"{at}.{{e}}.down_proj.weight",)
         return (f"{at}.gate_up_proj",), (f"{at}.down_proj",)
 
+    def expert_scales(self, layer: str) -> dict[str, tuple[str, ...]]:
+        """Sources of a layer's scales by the name of the `SparseMoE` port that takes them; none for plain weights."""
+        suffixes = {FP8_BLOCK: ("_scale_inv",), NVFP4: ("_scale", "_scale_2")}.get(self.forms.expert_form(layer), ())
+        return {
+            port + suffix.removesuffix("_inv"): tuple(source + suffix for source in sources)
+            for port, sources in zip(("gate_up", "down"), self.expert_sources(layer), strict=True)
+            for suffix in suffixes
+        }
+
     def ngram_spec(self, layer: int) -> NgramSpec:
         """How the host finds the n-gram rows of a layer of `config.ngram_layers`."""
         return self._ngrams[layer]
+
+    def _module_forms(self) -> dict[str, str]:
+        """How the files hold each module that may be quantized."""
+        config, forms = self.config, self.forms
+        layers = [f"layers.{i}" for i in range(config.num_hidden_layers)] + ([MTP_LAYER] if config.has_mtp else [])
+        found = {f"{layer}.mlp.experts": forms.expert_form(layer) for layer in layers}
+        tables = {f"layers.{i}.ple.ple_embedding.ngram_embedding": forms.table(i).form for i in config.ngram_layers}
+        return found | tables
 
     def _read_ngrams(self) -> list[str]:
         faults: list[str] = []
         for layer in self.config.ngram_layers:
             self._ngrams[layer], found = ngram_spec(self.config, layer, self.tensors, self.forms, self._integers)
             faults += found
+            faults += self._scale_faults(self._ngrams[layer].scale)
         return faults
+
+    def _scale_faults(self, name: str) -> list[str]:
+        """What is wrong with the one scale of a table (no name: it needs none)."""
+        value = float(self.array(name).astype(np.float64).reshape(())) if name else 1.0
+        return [] if 0 < value < np.inf else [f"{name} is {value}; a scale has to be a finite number above zero"]
 
     def _integers(self, name: str) -> tuple[int, ...]:
         return tuple(int(v) for v in self.array(name))
@@ -109,7 +141,11 @@ def _select(
     vision = [n for n in raw if n.startswith(VISION_PREFIXES)]
     if vision:
         notes(f"Skipped {len(vision)} vision tensors (model.visual.*): only the text model is used.")
-    tensors = _strip(folder, {n: t for n, t in raw.items() if not n.startswith(VISION_PREFIXES)})
+    activations = [n for n in raw if n.endswith(ACTIVATION_SCALES)]
+    if activations:
+        notes(f"Skipped {len(activations):,} scales of activations ({activations[0]}, …): only weights are quantized.")
+    left_out = {*vision, *activations}
+    tensors = _strip(folder, {n: t for n, t in raw.items() if n not in left_out})
     mtp = [n for n in tensors if n.startswith("mtp.")]
     if config.has_mtp and not mtp:
         notes("The checkpoint has no mtp.* tensors: no drafts by multi-token prediction.")
@@ -121,6 +157,10 @@ def _select(
         del tensors["lm_head.weight"]
         notes("Skipped lm_head.weight: config.json ties it to the embedding (tie_word_embeddings).")
     return tensors, config
+
+
+def _forms(tensors: Mapping[str, TensorInfo]) -> Forms:
+    return Forms.of({name: info.dtype for name, info in tensors.items()})
 
 
 def _strip(folder: Path, raw: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:

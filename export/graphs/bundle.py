@@ -28,6 +28,7 @@ from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.config import ModelConfig, parse_rope
 from flashnext.export.errors import BundleError, ConfigError
 from flashnext.export.graphs import external, functions
+from flashnext.export.graphs.experts import DTYPE_NAMES, expert_format, expert_sources, is_scale
 from flashnext.export.graphs.io import BuildOptions, expert_prefixes, graph_names, graph_spec
 from flashnext.export.graphs.manifest import CheckpointRef, GraphSpec, Manifest, WeightSpec
 from flashnext.export.graphs.trace import trace
@@ -42,7 +43,6 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-_DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -109,38 +109,39 @@ def overridden(config: ModelConfig, options: ExportOptions) -> ModelConfig:
 def _write_bundle(
     checkpoint: Checkpoint, config: ModelConfig, options: ExportOptions, folder: Path, progress: Callable[[str], None]
 ) -> Manifest:
-    graphs: dict[str, GraphSpec] = {}
-    for name in graph_names(config):
+    manifest = describe(checkpoint, config, options)
+    for name, spec in manifest.graphs.items():
         progress(name)
-        spec = graph_spec(config, options, name, _expert_dtypes(checkpoint, config, name))
         model, _ = build_onnx(checkpoint, config, options, name, spec)
         ir.save(model, folder / spec.file)
-        graphs[name] = spec
-    files = tuple(f for f in TOKENIZER_FILES if (checkpoint.folder / f).is_file())
-    for file in files:
+    for file in manifest.tokenizer_files:
         shutil.copyfile(checkpoint.folder / file, folder / file)
+    manifest.write(folder)
+    return manifest
+
+
+def describe(checkpoint: Checkpoint, config: ModelConfig, options: BuildOptions) -> Manifest:
+    """The manifest of a bundle of this checkpoint; the graphs themselves are not needed for it."""
+    graphs = {name: spec_for(checkpoint, config, options, name) for name in graph_names(config)}
     stops, sampling = generation_settings(checkpoint.folder, checkpoint.config)
-    manifest = Manifest(
+    folder = checkpoint.folder
+    return Manifest(
         config=config,
         dtype=options.dtype,
         window=options.window,
         capacity=options.capacity,
         slots=options.slots,
         residual_dtype=options.dtype,
-        checkpoint=CheckpointRef(
-            str(checkpoint.folder.resolve()), identity(checkpoint.folder), str(checkpoint.common_parent)
-        ),
+        checkpoint=CheckpointRef(str(folder.resolve()), identity(folder), str(checkpoint.common_parent)),
         graphs=graphs,
         weights=tuple(_weight_specs(checkpoint, config, graphs)),
         ngrams=tuple(checkpoint.ngram_spec(layer) for layer in config.ngram_layers),
         ops={op.name: schema.VERSION for op in schema.OPS},
-        tokenizer_files=files,
+        tokenizer_files=tuple(f for f in TOKENIZER_FILES if (folder / f).is_file()),
         stop_token_ids=stops,
         sampling_defaults=sampling,
         producer=f"flashnext-trt {importlib.metadata.version('flashnext-trt')}",
     )
-    manifest.write(folder)
-    return manifest
 
 
 def build_onnx(
@@ -148,7 +149,7 @@ def build_onnx(
 ) -> tuple[ir.Model, Counter[str]]:
     """One graph as an ONNX model with external weights and portable functions, and its custom nodes by op and form."""
     graph = build_on_meta(config, options, name)
-    dtypes = {key: getattr(torch, _DTYPE_NAMES[checkpoint.tensors[key].dtype]) for key in graph.state_dict()}
+    dtypes = {key: getattr(torch, DTYPE_NAMES[checkpoint.tensors[key].dtype]) for key in graph.state_dict()}
     model = trace(graph, spec, dtypes)
     counts = functions.attach(model, options.window)
     inv_freq = ir.tensor(rotary_frequencies(config)[0].numpy(), name="inv_freq")
@@ -157,12 +158,10 @@ def build_onnx(
     return model, counts
 
 
-def _expert_dtypes(checkpoint: Checkpoint, config: ModelConfig, graph: str) -> dict[str, str]:
-    out = {}
-    for prefix in expert_prefixes(config, graph):
-        gate_up, _ = checkpoint.expert_sources(prefix)
-        out[prefix] = _DTYPE_NAMES[checkpoint.tensors[gate_up[0].replace("{e}", "0")].dtype]
-    return out
+def spec_for(checkpoint: Checkpoint, config: ModelConfig, options: BuildOptions, graph: str) -> GraphSpec:
+    """Specification of one graph for the experts that the checkpoint has."""
+    formats = {prefix: expert_format(checkpoint, prefix) for prefix in expert_prefixes(config, graph)}
+    return graph_spec(config, options, graph, formats)
 
 
 def _weight_specs(checkpoint: Checkpoint, config: ModelConfig, graphs: dict[str, GraphSpec]) -> Iterator[WeightSpec]:
@@ -171,13 +170,12 @@ def _weight_specs(checkpoint: Checkpoint, config: ModelConfig, graphs: dict[str,
     for name, spec in graphs.items():
         sources = _dense_sources(config)
         for prefix in expert_prefixes(config, name):
-            gate_up, down = checkpoint.expert_sources(prefix)
-            sources |= {f"{prefix}.mlp.experts.gate_up_proj": gate_up, f"{prefix}.mlp.experts.down_proj": down}
+            sources |= expert_sources(checkpoint, prefix)
         for tensor in spec.inputs:
             if tensor.role == "weight" and tensor.name not in seen:
                 seen.add(tensor.name)
                 shape = tuple(int(d) for d in tensor.shape)
-                yield WeightSpec(tensor.name, tensor.dtype, shape, sources[tensor.name])
+                yield WeightSpec(tensor.name, tensor.dtype, shape, sources[tensor.name], is_scale(tensor.name))
 
 
 def _dense_sources(config: ModelConfig) -> dict[str, tuple[str, ...]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from flashnext.export.config import LINEAR_ATTENTION, SPARSE_ATTENTION, ModelConfig
 from flashnext.export.errors import ConfigError
+from flashnext.export.graphs.experts import ExpertFormat, expert_inputs
 from flashnext.export.graphs.manifest import GraphSpec, Size, TensorSpec
 
 MTP_LAYER = "mtp.layers.0"
@@ -62,15 +63,15 @@ def layers_of(config: ModelConfig, graph: str) -> range:
 
 
 def graph_spec(
-    config: ModelConfig, options: BuildOptions, graph: str, expert_dtypes: Mapping[str, str] | None = None
+    config: ModelConfig, options: BuildOptions, graph: str, experts: Mapping[str, ExpertFormat] | None = None
 ) -> GraphSpec:
     """Inputs, outputs and states of one graph, in the order in which its module takes and returns them.
 
-    `expert_dtypes` gives the stored dtype of each layer's experts by the layer's prefix (they are bound as they are);
-    without it they have the activation dtype.
+    `experts` gives the format of each layer's experts by the layer's prefix (they are bound as they are stored);
+    without it they are plain weights of the activation dtype.
     """
     states = list(_states(config, options, graph))
-    weights = _weight_inputs(config, options, graph, expert_dtypes or {})
+    weights = _weight_inputs(config, options, graph, experts or {})
     inputs = [*_step_inputs(config, options, graph), *weights, *states]
     outs = [TensorSpec(f"{t.name}_out", t.dtype, t.shape, "state") for t in states]
     return GraphSpec(
@@ -135,7 +136,7 @@ def expert_prefixes(config: ModelConfig, graph: str) -> Iterator[str]:
 
 
 def _weight_inputs(
-    config: ModelConfig, options: BuildOptions, graph: str, expert_dtypes: Mapping[str, str]
+    config: ModelConfig, options: BuildOptions, graph: str, experts: Mapping[str, ExpertFormat]
 ) -> Iterator[TensorSpec]:
     """Inputs bound once from the checkpoint: embedding, LM head, experts."""
     dense = options.dtype
@@ -144,11 +145,8 @@ def _weight_inputs(
         yield TensorSpec("embed_tokens.weight", dense, table, "weight")
     if graph != "head":
         yield TensorSpec("lm_head.weight", dense, table, "weight")
-    count, width, hidden = config.num_experts, config.moe_intermediate_size, config.hidden_size
     for prefix in expert_prefixes(config, graph):
-        experts = expert_dtypes.get(prefix, dense)
-        yield TensorSpec(f"{prefix}.mlp.experts.gate_up_proj", experts, (count, 2, width, hidden), "weight")
-        yield TensorSpec(f"{prefix}.mlp.experts.down_proj", experts, (count, hidden, width), "weight")
+        yield from expert_inputs(config, prefix, experts.get(prefix, ExpertFormat()), dense)
 
 
 # --- states -----------------------------------------------------------------------------------------------------------

@@ -60,13 +60,15 @@ class WeightSpec:
 
     `sources` are checkpoint tensor names (prefix stripped). One name without "{e}" is that tensor's own bytes, mapped
     and reshaped. Names with "{e}" are read for each expert e in turn and stacked: [gate, up] gives [E, 2, I, H].
-    `dtype` is what the graph takes; a tensor stored otherwise is converted once when it is bound.
+    `dtype` is what the graph takes; a tensor stored otherwise is converted once when it is bound, but 8-bit codes that
+    the graph takes as "uint8" keep their bits. `is_scale`: every value must be finite and above zero.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     sources: tuple[str, ...]
+    is_scale: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,9 @@ class NgramSpec:
 
     `input` is the body's input that takes the rows. `multipliers` [ngram_size], `head_sizes` and `head_offsets`
     [ngram heads] are int64 values of the checkpoint. `shards` are the table's tensors in order of their rows.
+
+    `form` is "plain", "fp8" (E4M3 codes; value = code * scale) or "nvfp4" (packed E2M1 codes; value = code * row scale
+    of its 16 columns * scale). `scale` names the tensor with the one scale, `row_scales` those by row, one per shard.
     """
 
     layer: int
@@ -87,6 +92,9 @@ class NgramSpec:
     columns: int
     rows: int
     shards: tuple[str, ...]
+    form: str = "plain"
+    scale: str = ""
+    row_scales: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -191,10 +199,6 @@ def _from_raw(raw: Mapping[str, Any]) -> Manifest:
         )
         for k, g in raw["graphs"].items()
     }
-    weights = tuple(
-        WeightSpec(_text(w["name"]), _text(w["dtype"]), tuple(map(_whole, w["shape"])), tuple(map(_text, w["sources"])))
-        for w in raw["weights"]
-    )
     return Manifest(
         config=ModelConfig.from_dict(raw["config"]),
         dtype=_text(raw["dtype"]),
@@ -204,7 +208,7 @@ def _from_raw(raw: Mapping[str, Any]) -> Manifest:
         residual_dtype=_text(raw["residual_dtype"]),
         checkpoint=CheckpointRef(**{k: _text(v) for k, v in raw["checkpoint"].items()}),
         graphs=graphs,
-        weights=weights,
+        weights=tuple(_weight(w) for w in raw["weights"]),
         ngrams=tuple(_ngram(n) for n in raw["ngrams"]),
         ops={_text(k): _whole(v) for k, v in raw["ops"].items()},
         tokenizer_files=tuple(map(_text, raw["tokenizer_files"])),
@@ -212,6 +216,22 @@ def _from_raw(raw: Mapping[str, Any]) -> Manifest:
         sampling_defaults=dict(raw["sampling_defaults"]),
         producer=_text(raw["producer"]),
     )
+
+
+def _weight(raw: Mapping[str, Any]) -> WeightSpec:
+    return WeightSpec(
+        name=_text(raw["name"]),
+        dtype=_text(raw["dtype"]),
+        shape=tuple(map(_whole, raw["shape"])),
+        sources=tuple(map(_text, raw["sources"])),
+        is_scale=_flag(raw["is_scale"]),
+    )
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"expected true or false, found {value!r:.60}")
+    return value
 
 
 def _ngram(raw: Mapping[str, Any]) -> NgramSpec:
@@ -226,6 +246,9 @@ def _ngram(raw: Mapping[str, Any]) -> NgramSpec:
         columns=_whole(raw["columns"]),
         rows=_whole(raw["rows"]),
         shards=tuple(map(_text, raw["shards"])),
+        form=_text(raw["form"]),
+        scale=_text(raw["scale"]),
+        row_scales=tuple(map(_text, raw["row_scales"])),
     )
 
 

@@ -112,6 +112,8 @@ def _ngram_faults(manifest: Manifest, n: NgramSpec) -> Iterator[str]:
         (n.heads_per_ngram == c.heads_per_ngram and heads == c.ngram_heads, "heads"),
         (n.columns * heads == c.ple_embed_dim, "columns"),
         (n.eos == c.ngram_eos, "eos"),
+        (bool(n.scale) == (n.form != "plain"), "form and scale"),
+        (len(n.row_scales) == (len(n.shards) if n.form == "nvfp4" else 0), "row scales"),
         (len(n.head_offsets) == heads and all(s > 0 for s in n.head_sizes), "head sizes"),
         (max(map(sum, zip(n.head_sizes, n.head_offsets, strict=False)), default=0) <= n.rows < 1 << 40, "rows"),
     )

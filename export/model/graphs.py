@@ -38,7 +38,7 @@ class Graph(nn.Module):
             new_len=inputs["new_len"],
             accepted=inputs.get("accepted"),
             states={name: inputs[name] for name in self.spec.states},
-            weights={t.name: inputs[t.name] for t in self.spec.inputs if t.role == "weight"},
+            weights={name: tensor for name, tensor in inputs.items() if ".mlp.experts." in name},
             inv_freq=self.inv_freq,
             ngram_rows={int(n.split(".")[1]): t for n, t in inputs.items() if n.startswith("ngram_rows.")},
             blocks=inputs.get("blocks"),

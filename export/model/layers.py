@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flashnext.export.config import SPARSE_ATTENTION, ModelConfig
+from flashnext.export.graphs.experts import form_of, input_names
 from flashnext.export.ops.torch_ops import call
 
 
@@ -217,7 +218,7 @@ class SharedExpert(nn.Module):
 
 
 class SparseMoE(nn.Module):
-    """Routed experts (the `SparseMoE` op, weights from `Step.weights`) and the gated shared expert."""
+    """Routed experts (the `SparseMoE` op, in the form of the weights in `Step.weights`) and the gated shared expert."""
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
@@ -227,8 +228,9 @@ class SparseMoE(nn.Module):
         self.attributes = {"top_k": c.num_experts_per_tok, "normalize": int(c.norm_topk_prob)}
 
     def forward(self, x: Tensor, step: Step, prefix: str) -> Tensor:
-        experts = [step.weights[f"{prefix}.mlp.experts.{n}"] for n in ("gate_up_proj", "down_proj")]
-        routed: Tensor = call("SparseMoE", "plain", x, self.gate(x), *experts, **self.attributes)
+        form = form_of(step.weights, prefix)
+        experts = [step.weights[name] for name in input_names(form, prefix)]
+        routed: Tensor = call("SparseMoE", form, x, self.gate(x), *experts, **self.attributes)
         return routed + torch.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
 
 

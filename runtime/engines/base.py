@@ -39,6 +39,7 @@ DTYPES: dict[str, Any] = {
     "float16": np.float16,
     "int32": np.int32,
     "int64": np.int64,
+    "uint8": np.uint8,
 }
 
 

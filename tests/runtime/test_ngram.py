@@ -16,6 +16,7 @@ from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import NgramSpec
 from flashnext.runtime.ngram import MappedRows, ids
+from flashnext.runtime.ngram_table import MappedTable
 
 EOS = 7
 VOCAB = 40
@@ -57,7 +58,8 @@ def spec_of(module: Any) -> NgramSpec:
 def open_rows(module: Any, dtype: str = "float32") -> MappedRows:
     """The module's table in three shards of different length."""
     table = module.ngram_embedding.weight.detach().numpy()
-    return MappedRows(spec_of(module), np.split(table, [5, len(table) // 2]), dtype)
+    spec = spec_of(module)
+    return MappedRows(spec, MappedTable(spec, np.split(table, [5, len(table) // 2]), dtype), dtype)
 
 
 @pytest.mark.parametrize(("ngram_size", "heads", "layer"), [(2, 1, 0), (3, 4, 0), (3, 8, 1), (4, 2, 2)])
@@ -114,17 +116,17 @@ def test_rows_without_a_token_are_zero_and_dtype_is_the_graphs() -> None:
 def test_a_table_that_needs_a_scale_or_is_too_short_is_refused() -> None:
     spec = NgramSpec(1, "x", (3, 5), (11, 13), (0, 11), 2, EOS, 2, 24, ("s",))
     with pytest.raises(CheckpointError, match="float8_e4m3fn"):
-        MappedRows(spec, [np.zeros((24, 2), ml_dtypes.float8_e4m3fn)], "float32")
+        MappedTable(spec, [np.zeros((24, 2), ml_dtypes.float8_e4m3fn)], "float32")
     with pytest.raises(CheckpointError, match="20 rows, 24"):
-        MappedRows(spec, [np.zeros((20, 2), np.float32)], "float32")
+        MappedTable(spec, [np.zeros((20, 2), np.float32)], "float32")
 
 
 def test_the_table_is_read_from_the_mapped_files(random_checkpoint: Path) -> None:
     checkpoint = Checkpoint.open(random_checkpoint)
     spec = checkpoint.ngram_spec(1)
     rows = MappedRows.open(spec, checkpoint, "float32")
-    assert all(np.shares_memory(s, checkpoint.array(n)) for s, n in zip(rows._shards, spec.shards, strict=True))
+    assert all(np.shares_memory(s, checkpoint.array(n)) for s, n in zip(rows.table._shards, spec.shards, strict=True))
     table = np.concatenate([checkpoint.array(n) for n in spec.shards]).astype(np.float32)
     chosen = np.random.default_rng(0).integers(0, spec.rows, 500)
-    np.testing.assert_array_equal(rows.gather(chosen), table[chosen])
+    np.testing.assert_array_equal(rows.table.gather(chosen), table[chosen])
     rows.close()
