@@ -11,10 +11,8 @@ import dataclasses
 import importlib.metadata
 import os
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +30,7 @@ from flashnext.export.graphs.experts import DTYPE_NAMES, expert_format, expert_s
 from flashnext.export.graphs.io import BuildOptions, expert_prefixes, graph_names, graph_spec
 from flashnext.export.graphs.manifest import CheckpointRef, GraphSpec, Manifest, WeightSpec
 from flashnext.export.graphs.trace import trace
+from flashnext.export.graphs.whole_folder import whole_or_nothing
 from flashnext.export.model.loading import build_on_meta
 from flashnext.export.model.rope import rotary_frequencies
 from flashnext.export.ops import schema
@@ -82,7 +81,7 @@ def export_bundle(
     checkpoint = Checkpoint.open(checkpoint_folder, note)
     config = overridden(checkpoint.config, options)
     options.check(config)
-    with _whole_or_nothing(target) as folder:
+    with whole_or_nothing(target) as folder:
         manifest = _write_bundle(checkpoint, config, options, folder, progress)
     if options.beside:
         write_beside(target, manifest)
@@ -198,39 +197,6 @@ def _check_target(target: Path, overwrite: bool) -> None:
             )
     if not target.absolute().parent.is_dir():
         raise BundleError(f"{target.absolute().parent} does not exist; make it first, or name another folder.")
-
-
-@contextmanager
-def _whole_or_nothing(target: Path) -> Iterator[Path]:
-    """A folder to write into that becomes `target` when the block ends well and vanishes otherwise."""
-    try:
-        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.absolute().parent))
-    except OSError as cause:
-        raise BundleError(f"The bundle cannot be written beside {target} ({cause}); name another folder.") from None
-    try:
-        yield work
-        work.chmod(0o755)
-        _replace(work, target)
-    except OSError as cause:
-        raise BundleError(f"The bundle could not be written to {target} ({cause}); nothing was kept.") from cause
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _replace(work: Path, target: Path) -> None:
-    """Move `work` to `target`; an old bundle there steps aside first and goes once the new one is in place."""
-    if not target.exists():
-        os.replace(work, target)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.absolute().parent)) / "bundle"
-    os.replace(target, old)
-    try:
-        os.replace(work, target)
-    except OSError:
-        os.replace(old, target)
-        raise
-    finally:
-        shutil.rmtree(old.parent, ignore_errors=True)
 
 
 def beside_path(manifest: Manifest, bundle: Path, graph: str) -> Path:
