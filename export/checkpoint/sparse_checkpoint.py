@@ -20,12 +20,17 @@ import numpy as np
 from flashnext.export.checkpoint.official_config import OFFICIAL_TEXT_CONFIG
 from flashnext.export.checkpoint.random_config import full_config
 from flashnext.export.checkpoint.random_layout import Experts, WeightWriter
+from flashnext.export.checkpoint.random_quantized import QUANTIZATIONS, Quantization, declaration
 from flashnext.export.checkpoint.safetensors_file import NUMPY_DTYPES
 from flashnext.export.checkpoint.safetensors_writer import PlannedTensor, Values, write_safetensors
 from flashnext.export.config import ModelConfig
 
-LAYOUTS: dict[str, Experts] = {"bf16": "fused", "bf16-per-expert": "per_expert"}
-"""Layouts of releases by name, and how each stores the routed experts."""
+LAYOUTS: dict[str, tuple[Experts, Quantization]] = {
+    "bf16": ("fused", Quantization()),
+    "bf16-per-expert": ("per_expert", Quantization()),
+    "fp8": ("per_expert", QUANTIZATIONS["fp8"]),
+}
+"""Layouts of releases by name: how each stores the routed experts, and how it is quantized."""
 SHARDS = 48
 """About 7.5 GB each, as releases of this size come."""
 SCALE = 0.5
@@ -41,8 +46,11 @@ def write_sparse_checkpoint(
     fields = {**OFFICIAL_TEXT_CONFIG, "num_hidden_layers": layers or OFFICIAL_TEXT_CONFIG["num_hidden_layers"]}
     raw = full_config(fields)
     model = ModelConfig.from_dict(raw)
+    experts, quantization = LAYOUTS[layout]
+    if quantization.method:
+        raw["quantization_config"] = declaration(quantization, model)
     (target / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    writer = WeightWriter(model, 0, "BF16", 1.0, LAYOUTS[layout], "model.language_model.", vision=False)
+    writer = WeightWriter(model, 0, "BF16", 1.0, experts, "model.language_model.", False, quantization)
     writer.write(target, shards, write_with_holes)
     return target
 

@@ -22,7 +22,7 @@ def test_full_sizes_without_the_bytes(layout: str, tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write_sparse_checkpoint(tmp_path, layout=layout, layers=2))
     config = checkpoint.config
     assert (config.num_hidden_layers, config.hidden_size) == (2, OFFICIAL_TEXT_CONFIG["hidden_size"])
-    assert sum(t.length for t in checkpoint.tensors.values()) > 50e9
+    assert sum(t.length for t in checkpoint.tensors.values()) > 20e9
     assert disk_bytes(tmp_path) < 30e6
     assert checkpoint.ngram_spec(1).head_sizes == derive(config, 1).head_sizes
 
