@@ -14,6 +14,7 @@ from flashnext.export.graphs import manifest as manifests
 from flashnext.export.graphs.io import BuildOptions
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.export.inventory import context_lengths, count_parts, slot_bytes, state_bytes, total
+from flashnext.runtime.cli import fit
 from flashnext.runtime.cli.parser import Commands, Parser, UsageError
 from flashnext.runtime.cli.table import amount, amount_of_bytes, render
 
@@ -24,6 +25,7 @@ Say what a checkpoint or a bundle holds: the model's sizes, parameters and bytes
 EXAMPLES = """\
 examples:
   flashnext info Qwen3.8-Flash-Next          a checkpoint
+  flashnext info Qwen3.8-Flash-Next --gpu-memory 141G --slots 4 --capacity 32768
   flashnext info my-bundle                   a bundle
   flashnext info my-bundle --json | jq .slot_bytes
 """
@@ -42,30 +44,33 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     )
     parser.add_argument("folder", metavar="CHECKPOINT|BUNDLE", help="folder to look into")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    fit.add_options(parser)
     return parser
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the subcommand."""
-    facts = describe(Path(arguments.folder))
+    facts = describe(Path(arguments.folder), arguments)
     print(json.dumps(facts, indent=1) if arguments.json else text(facts))
     return 0
 
 
-def describe(folder: Path) -> dict[str, Any]:
+def describe(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The facts about a folder, as plain data."""
     if (folder / manifests.FILE_NAME).is_file():
+        if arguments.gpu_memory:
+            raise UsageError(f"--gpu-memory is about checkpoints; {folder} is a bundle. Name the checkpoint itself.")
         return bundle_facts(folder)
     if (folder / "config.json").is_file():
-        return checkpoint_facts(folder)
+        return checkpoint_facts(folder, arguments.gpu_memory, arguments.slots, arguments.capacity)
     raise UsageError(
         f"{folder} is neither a bundle (no {manifests.FILE_NAME}) nor a checkpoint (no config.json). "
         "Name a folder that is one of them."
     )
 
 
-def checkpoint_facts(folder: Path) -> dict[str, Any]:
-    """What a checkpoint's headers say."""
+def checkpoint_facts(folder: Path, gpu_bytes: int | None = None, slots: int = 1, capacity: int = 1) -> dict[str, Any]:
+    """What a checkpoint's headers say, and with `gpu_bytes` whether it fits a GPU."""
     from flashnext.export.checkpoint.reader import Checkpoint
 
     checkpoint = Checkpoint.open(folder, notes=lambda line: print(f"flashnext: {line}", file=sys.stderr))
@@ -73,11 +78,13 @@ def checkpoint_facts(folder: Path) -> dict[str, Any]:
     return {
         "kind": "checkpoint",
         "folder": str(folder),
+        "variant": fit.variant(checkpoint),
         "model": model_facts(config),
         "parts": [dataclasses.asdict(p) for p in count_parts(checkpoint.tensors)],
         "total": dataclasses.asdict(total(count_parts(checkpoint.tensors))),
         "window": window,
         "slot_bytes_by_context": slot_bytes_by_context(config, window),
+        **({"gpu": fit.fit_facts(checkpoint, gpu_bytes, slots, capacity)} if gpu_bytes else {}),
     }
 
 
@@ -129,7 +136,7 @@ def text(facts: dict[str, Any]) -> str:
     """The facts as people read them."""
     lines = [f"{facts['kind']}  {facts['folder']}", "", *_model_lines(facts["model"])]
     lines += _bundle_lines(facts) if facts["kind"] == "bundle" else _part_lines(facts)
-    return "\n".join([*lines, *_memory_lines(facts)])
+    return "\n".join([*lines, *_memory_lines(facts), *(fit.fit_lines(facts["gpu"]) if "gpu" in facts else [])])
 
 
 def _model_lines(model: dict[str, Any]) -> list[str]:
@@ -151,7 +158,7 @@ def _part_lines(facts: dict[str, Any]) -> list[str]:
         [p["name"], f"{p['tensors']:,}", amount(p["parameters"]), amount_of_bytes(p["bytes"])]
         for p in (*facts["parts"], facts["total"])
     ]
-    return [render(["part", "tensors", "parameters", "size"], rows), ""]
+    return [f"stored      {facts['variant']}", "", render(["part", "tensors", "parameters", "size"], rows), ""]
 
 
 def _bundle_lines(facts: dict[str, Any]) -> list[str]:

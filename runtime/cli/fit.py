@@ -1,0 +1,86 @@
+"""`flashnext info CHECKPOINT --gpu-memory 141G`: what will lie where on a GPU, whether it fits, and what would help."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from typing import Any
+
+from flashnext.export.checkpoint.forms import FP8, NVFP4, PLAIN
+from flashnext.export.checkpoint.reader import Checkpoint
+from flashnext.export.graphs.io import BuildOptions
+from flashnext.export.residency import FORM_NAMES, residency
+from flashnext.runtime.cli.parser import Parser, whole_number
+from flashnext.runtime.cli.table import amount_of_bytes, render
+
+UNITS = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
+TABLE_NAMES = {PLAIN: "unquantized", FP8: "FP8", NVFP4: "NVFP4"}
+ACTIVATIONS = "bfloat16"
+"""Of the states on a GPU."""
+
+
+def add_options(parser: Parser) -> None:
+    """The options of `info` that are about a GPU."""
+    kept = BuildOptions()
+    add = parser.add_argument_group("whether a checkpoint fits a GPU").add_argument
+    add("--gpu-memory", type=byte_count, metavar="SIZE", help="memory of the GPU: 141G (10^9), or 131GiB (2^30)")
+    add("--slots", type=whole_number(1), metavar="N", default=kept.slots, help="texts under way at once (default: 4)")
+    capacity = f"longest text of a slot (default: {kept.capacity})"
+    add("--capacity", type=whole_number(1), metavar="TOKENS", default=kept.capacity, help=capacity)
+
+
+def byte_count(text: str) -> int:
+    """Converter for an option that takes an amount of memory."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([MGT]?I?)B?", text.strip().upper())
+    if not match or match[2] not in UNITS:
+        raise argparse.ArgumentTypeError(f"expected an amount of memory such as 141G or 131GiB, found {text!r}")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def variant(checkpoint: Checkpoint) -> str:
+    """How the weights are stored, in words."""
+    config, forms = checkpoint.config, checkpoint.forms
+    layers = [f"layers.{i}" for i in range(config.num_hidden_layers)]
+    counts = Counter(FORM_NAMES[forms.expert_form(layer)] for layer in layers)
+    experts = " and ".join(f"{form} ({n} layers)" if len(counts) > 1 else form for form, n in counts.items())
+    words = [f"experts {experts}, {'one by one' if forms.per_expert else 'fused'}"]
+    if config.has_mtp:
+        words.append(f"MTP experts {FORM_NAMES[forms.expert_form('mtp.layers.0')]}")
+    words += [f"n-gram table of layer {i} {TABLE_NAMES[forms.table(i).form]}" for i in config.ngram_layers]
+    return "; ".join(words)
+
+
+def fit_facts(checkpoint: Checkpoint, gpu_bytes: int, slots: int, capacity: int) -> dict[str, Any]:
+    """What lies where, as plain data."""
+    options = BuildOptions(capacity=capacity, slots=slots, dtype=ACTIVATIONS)
+    options.check(checkpoint.config)
+    placed = residency(checkpoint.tensors, checkpoint.config, checkpoint.forms, options, gpu_bytes)
+    return {
+        "gpu_bytes": gpu_bytes,
+        "slots": slots,
+        "capacity": capacity,
+        "window": options.window,
+        "state_dtype": options.dtype,
+        "device": placed.device,
+        "pinned_host": placed.pinned,
+        "mapped": placed.mapped,
+        "free_bytes": placed.free,
+        "fits": placed.fits,
+        "remedies": placed.remedies,
+    }
+
+
+def fit_lines(facts: dict[str, Any]) -> list[str]:
+    """The facts as people read them."""
+    places = (("device", "device"), ("pinned_host", "pinned host"), ("mapped", "mapped from the files"))
+    rows = [[part, where, amount_of_bytes(size)] for key, where in places for part, size in facts[key].items()]
+    device = sum(facts["device"].values())
+    verdict = f"{amount_of_bytes(device)} of {amount_of_bytes(facts['gpu_bytes'])} on the device: "
+    if facts["fits"]:
+        verdict += f"it fits, {amount_of_bytes(facts['free_bytes'])} stay free."
+    else:
+        verdict += f"{amount_of_bytes(-facts['free_bytes'])} too much. Any of these would make it fit: "
+        verdict += "; ".join(facts["remedies"]) + "."
+    title = f"on a GPU, {facts['slots']} slots of {facts['capacity']:,} tokens ({facts['state_dtype']}):"
+    return ["", title, "", render(["part", "where", "size"], rows), "", verdict]
