@@ -47,6 +47,16 @@ __device__ __forceinline__ float to_float(Float8E4M3 x) {
 #endif
 }
 
+// Two E4M3 values, the first in the low byte: one conversion instruction.
+__device__ __forceinline__ float2 two_to_float(uint16_t pair) {
+#if defined(__CUDACC__)
+  const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3);
+  return __half22float2(__half2(halves));
+#else
+  return {to_float(Float8E4M3{uint8_t(pair)}), to_float(Float8E4M3{uint8_t(pair >> 8)})};
+#endif
+}
+
 template <class T>
 __device__ __forceinline__ T from_float(float x);
 

@@ -132,11 +132,13 @@ __device__ __forceinline__ Chunk unpack(const Packed<BFloat16>& p) {
 }
 
 __device__ __forceinline__ Chunk unpack(const Packed<Float8E4M3>& p) {
+  const uint32_t words[2] = {p.bits.x, p.bits.y};
   Chunk out;
   UNROLL
   for (int i = 0; i < 4; i++) {
-    out.at[i] = to_float(Float8E4M3{uint8_t(p.bits.x >> 8 * i)});
-    out.at[4 + i] = to_float(Float8E4M3{uint8_t(p.bits.y >> 8 * i)});
+    const float2 pair = two_to_float(uint16_t(words[i / 2] >> 16 * (i % 2)));
+    out.at[2 * i] = pair.x;
+    out.at[2 * i + 1] = pair.y;
   }
   return out;
 }

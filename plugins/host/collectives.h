@@ -85,7 +85,38 @@ SIMT_UNTRACED inline void run_ballot(void** arguments, unsigned mask) {
   }
 }
 
+struct ReduceArgument {
+  unsigned value;
+  bool largest;
+};
+
+SIMT_UNTRACED inline void run_reduce(void** arguments, unsigned mask) {
+  const bool largest = static_cast<ReduceArgument*>(arguments[__builtin_ctz(mask)])->largest;
+  unsigned best = largest ? 0 : ~0u;
+  for (int l = 0; l < 32; l++) {
+    if (!(mask >> l & 1)) continue;
+    const unsigned value = static_cast<ReduceArgument*>(arguments[l])->value;
+    best = (largest ? value > best : value < best) ? value : best;
+  }
+  for (int l = 0; l < 32; l++) {
+    if (mask >> l & 1) static_cast<ReduceArgument*>(arguments[l])->value = best;
+  }
+}
+
+inline unsigned reduce(unsigned mask, unsigned value, bool largest, const char* name, Location location) {
+  ReduceArgument argument{value, largest};
+  gather_warp(mask, name, &argument, &run_reduce, false, location);
+  return argument.value;
+}
+
 }  // namespace simt
+
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value, SIMT_LOCATION) {
+  return simt::reduce(mask, value, true, "__reduce_max_sync", location);
+}
+inline unsigned __reduce_min_sync(unsigned mask, unsigned value, SIMT_LOCATION) {
+  return simt::reduce(mask, value, false, "__reduce_min_sync", location);
+}
 
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32, SIMT_LOCATION) {

@@ -39,13 +39,15 @@ class Case:
         report = kernels.launch(self.op, values, execution)
         return {name: values[name] for name in self.expected}, report
 
-    def check(self, kernels: HostKernels, execution: Execution | None = None) -> None:
-        outputs, _ = self.run(kernels, execution)
+    def check(self, kernels: HostKernels, execution: Execution | None = None) -> Report:
+        """Launch, and compare with what is expected."""
+        outputs, report = self.run(kernels, execution)
         for name, want in self.expected.items():
             got = outputs[name]
             if name in self.ignored:
                 got, want = (t.masked_fill(self.ignored[name], 0) for t in (got, want))
             assert_close(got, want, name)
+        return report
 
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
