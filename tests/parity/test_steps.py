@@ -52,6 +52,7 @@ def test_chunks_of_any_size_equal_the_full_forward(name: str, engine: str) -> No
         sequences = Sequences(runner)
         sequences.start(size % 6)
         found[size] = deviation(in_chunks(sequences, size % 6, tokens, size), expected)
+    print(f"{name}, {engine}: at most {max(found.values()):.1e} of the deviation")  # shown by pytest -rP
     assert max(found.values()) < TOLERANCE, found
 
 
