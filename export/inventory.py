@@ -37,7 +37,7 @@ ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class Part:
-    """Tensors of one part of the model. `parameters` counts stored elements, so packed ones count as stored."""
+    """Tensors of one part of the model. A packed byte holds two parameters; scales are bytes but no parameters."""
 
     name: str
     tensors: int
@@ -65,7 +65,17 @@ def total(parts: Iterable[Part]) -> Part:
 
 
 def _part(name: str, infos: list[TensorInfo]) -> Part:
-    return Part(name, len(infos), sum(math.prod(i.shape) for i in infos), sum(i.length for i in infos))
+    return Part(name, len(infos), sum(map(parameters, infos)), sum(i.length for i in infos))
+
+
+SCALE = re.compile(r".*_scale(_inv|_2)?")
+
+
+def parameters(info: TensorInfo) -> int:
+    """How many of the model's parameters a stored tensor holds."""
+    if SCALE.fullmatch(info.name):
+        return 0
+    return math.prod(info.shape) * (2 if info.dtype == "U8" else 1)
 
 
 def slot_bytes(config: ModelConfig, options: BuildOptions) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashnext.export.checkpoint.random_checkpoint import write_random_checkpoint
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.config import ModelConfig
 from flashnext.export.graphs.io import BuildOptions
@@ -31,6 +32,16 @@ def test_parts_add_up_to_the_checkpoint(random_checkpoint: Path) -> None:
     assert OTHER not in {p.name for p in parts}
     assert total(parts).parameters == sum(math.prod(t.shape) for t in checkpoint.tensors.values())
     assert total(parts).bytes == sum(checkpoint.array(name).nbytes for name in checkpoint.tensors)
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "nvfp4", "mixed"])
+def test_quantization_changes_bytes_and_not_parameters(
+    quantization: str, random_checkpoint: Path, tmp_path: Path
+) -> None:
+    small = write_random_checkpoint(tmp_path / "small", quantization=quantization)
+    plain, quantized = (total(count_parts(Checkpoint.open(f).tensors)) for f in (random_checkpoint, small))
+    assert quantized.parameters == plain.parameters
+    assert quantized.bytes < plain.bytes
 
 
 def test_checkpoint_as_text(random_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
