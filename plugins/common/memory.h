@@ -62,6 +62,12 @@ __device__ __forceinline__ void store_ordered(float* pointer, float value) {
   *pointer = value;
 }
 
+// As it will be read back from storage in format T.
+template <class T>
+__device__ __forceinline__ float rounded(float value) {
+  return to_float(from_float<T>(value));
+}
+
 __device__ __forceinline__ float4 load_four(const float* pointer) {
   NOTE_LOAD(pointer, sizeof(float4));
   return *reinterpret_cast<const float4*>(pointer);

@@ -12,7 +12,7 @@
 #include "abi.h"
 #include "common/math.h"
 #include "common/reduce.h"
-#include "gated_residual/state.h"
+#include "common/residual.h"
 
 namespace flashnext {
 namespace gated_residual {
@@ -80,7 +80,7 @@ __device__ __forceinline__ void project_rows(const GatedResidualParams& p, const
     float sums[kRows + 1] = {};
     float largest = 0.0f;
     if (inside) {
-      Chunk state = new_state<T, R>(p, token, branch, column);
+      Chunk state = new_state<T, R>(residual_of(p), token, branch, column);
       sums[kRows] = dot(state, state, 0.0f);
       UNROLL
       for (int i = 0; i < kChunk; i++) {
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kWarps * kWarpSize, sizeof(T) == 4 ? 2 : 3) co
     logit = warp_sum(logit, kRowLanes) * row_scale;
     float term = 0.0f;
     if (active) {
-      const float state = new_state_value<T, R>(p, token, branch, column);
+      const float state = new_state_value<T, R>(residual_of(p), token, branch, column);
       term = sigmoid(logit) * state * factors[half][branch] * (1.0f + gamma);
       if (p.r_out && row_lane == 0) {
         auto* place = static_cast<R*>(p.r_out) + (size_t(token) * p.branches + branch) * p.hidden + column;

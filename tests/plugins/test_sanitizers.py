@@ -12,15 +12,21 @@ import torch
 from gated_delta_net_case import SMALL, Row, gated_delta_net_case
 from gated_residual_case import gated_residual_case
 from kernel_checks import Case
+from ngram_injection_case import Row as NgramRow
+from ngram_injection_case import ngram_injection_case
 from sparse_moe_case import sparse_moe_case
 
 from flashnext.plugins.host_build import kernel_sources
 from flashnext.plugins.host_library import HostKernels
 
 BF16 = torch.bfloat16
+NGRAM = {"branches": 2, "hidden": 24, "width": 4, "dilation": 3}
 CASES: dict[str, Callable[[], Case]] = {
     "gated_delta_net": lambda: gated_delta_net_case([Row(20, 3, 2), Row(2, 2, 1)], 2, **SMALL, dtype=BF16),
     "gated_residual": lambda: gated_residual_case("pending", tokens=2, branches=3, hidden=40, rank=24, dtype=BF16),
+    "ngram_injection": lambda: ngram_injection_case(
+        "pending", [NgramRow(7, 2), NgramRow(0, 1)], 2, **NGRAM, dtype=BF16
+    ),
     "sparse_moe": lambda: sparse_moe_case("nvfp4", tokens=2, hidden=64, inner=32, experts=9, top_k=3, dtype=BF16),
 }
 

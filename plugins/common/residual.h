@@ -1,15 +1,30 @@
-// The residual state as the kernels see it: R' = R + s * y in float, whatever R is stored in.
+// The residual state as the ops that write it see it: R' = R + s * y in float, whatever R is stored in.
 #pragma once
 
 #include "common/memory.h"
-#include "gated_residual/params.h"
 
-namespace flashnext::gated_residual {
+namespace flashnext {
 
 constexpr float kLargestE4M3 = 448.0f;
 
-// What multiplies the stored values of a branch; 1 unless the state is FP8.
-__device__ __forceinline__ float read_scale(const GatedResidualParams& p, int token, int branch) {
+// Either `embedding` (every branch is the token's embedding) or `r`, with a pending write where `y` is given.
+struct Residual {
+  const void* embedding;       // [tokens, hidden]
+  const void* r;               // [tokens, branches, hidden]
+  const void* y;               // [tokens, hidden]
+  const float* s;              // [tokens, branches]
+  const float* r_scale;        // [branches]: what multiplies an FP8 state's codes, or null
+  const float* r_token_scale;  // [tokens, branches]: the same, one per token, or null
+  int branches, hidden;
+};
+
+// Of an op's parameter struct, whose fields have the same names.
+template <class Params>
+__device__ __forceinline__ Residual residual_of(const Params& p) {
+  return {p.embedding, p.r, p.y, p.s, p.r_scale, p.r_token_scale, p.branches, p.hidden};
+}
+
+__device__ __forceinline__ float read_scale(const Residual& p, int token, int branch) {
   if (p.r_token_scale) return load(&p.r_token_scale[token * p.branches + branch]);
   return p.r_scale ? load(&p.r_scale[branch]) : 1.0f;
 }
@@ -18,7 +33,7 @@ __device__ __forceinline__ float read_scale(const GatedResidualParams& p, int to
 __device__ __forceinline__ float written(float r, float s, float y) { return r + __fmul_rn(s, y); }
 
 template <class T, class R>
-__device__ __forceinline__ Chunk new_state(const GatedResidualParams& p, int token, int branch, int column) {
+__device__ __forceinline__ Chunk new_state(const Residual& p, int token, int branch, int column) {
   const size_t row = size_t(token) * p.hidden + column;
   if (p.embedding) return load_chunk(static_cast<const T*>(p.embedding) + row);
   const size_t place = (size_t(token) * p.branches + branch) * p.hidden + column;
@@ -36,7 +51,7 @@ __device__ __forceinline__ Chunk new_state(const GatedResidualParams& p, int tok
 
 // One column of it.
 template <class T, class R>
-__device__ __forceinline__ float new_state_value(const GatedResidualParams& p, int token, int branch, int column) {
+__device__ __forceinline__ float new_state_value(const Residual& p, int token, int branch, int column) {
   const size_t row = size_t(token) * p.hidden + column;
   if (p.embedding) return load(static_cast<const T*>(p.embedding) + row);
   const size_t place = (size_t(token) * p.branches + branch) * p.hidden + column;
@@ -45,4 +60,4 @@ __device__ __forceinline__ float new_state_value(const GatedResidualParams& p, i
   return written(r, load(&p.s[token * p.branches + branch]), load(static_cast<const T*>(p.y) + row));
 }
 
-}  // namespace flashnext::gated_residual
+}  // namespace flashnext
