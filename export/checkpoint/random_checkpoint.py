@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from flashnext.export.checkpoint import random_tokenizer
+from flashnext.export.checkpoint.forms import NVFP4
 from flashnext.export.checkpoint.random_config import full_config
 from flashnext.export.checkpoint.random_layout import Experts, WeightWriter
 from flashnext.export.checkpoint.random_quantized import QUANTIZATIONS, Quantization, declaration
 from flashnext.export.config import ModelConfig
 from flashnext.export.errors import ConfigError
 
+WIDE_ROWS = 256
+"""n-gram columns of the default model where the table is NVFP4: 16 heads of one group of 16 each."""
 STORED_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -54,6 +57,9 @@ def write_random_checkpoint(
         ConfigError: fields that do not form a model, or a vocabulary too small for the built-in tokenizer.
     """
     target = Path(folder)
+    quantized = QUANTIZATIONS[quantization] if quantization else Quantization()
+    if config is None and quantized.table == NVFP4:
+        config = {"ple_embed_dim": WIDE_ROWS}
     raw = full_config(config)
     model = ModelConfig.from_dict(raw)
     if not mtp:
@@ -64,7 +70,6 @@ def write_random_checkpoint(
             "tokenizer; choose a larger one or tokenizer=False."
         )
     target.mkdir(parents=True, exist_ok=True)
-    quantized = QUANTIZATIONS[quantization] if quantization else Quantization()
     _write_configuration(target, raw, model, quantized)
     _write_json(target / "generation_config.json", _generation_config(model, tokenizer))
     if tokenizer:

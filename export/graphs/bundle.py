@@ -27,7 +27,7 @@ from flashnext.export.config import ModelConfig, parse_rope
 from flashnext.export.errors import BundleError, ConfigError
 from flashnext.export.graphs import external, functions
 from flashnext.export.graphs.experts import DTYPE_NAMES, expert_format, expert_sources, is_scale
-from flashnext.export.graphs.io import BuildOptions, expert_prefixes, graph_names, graph_spec
+from flashnext.export.graphs.io import DEFAULT_CAPACITY, BuildOptions, expert_prefixes, graph_names, graph_spec
 from flashnext.export.graphs.manifest import CheckpointRef, GraphSpec, Manifest, WeightSpec
 from flashnext.export.graphs.trace import trace
 from flashnext.export.graphs.whole_folder import whole_or_nothing
@@ -49,10 +49,12 @@ class ExportOptions(BuildOptions):
     """Options of `flashnext export`.
 
     `indexer_budget` (tokens a query may choose) and `rope_scaling` (`rope_parameters` of the checkpoint's form, for
-    example YaRN) override the checkpoint's configuration. `beside` also writes the graphs next to the shards, where
-    command line tools find the external data. `overwrite` replaces an existing bundle.
+    example YaRN) override the checkpoint's configuration. A `capacity` of 0 stands for 4,096 tokens, or the model's
+    context where that is shorter. `beside` also writes the graphs next to the shards, where command line tools find
+    the external data. `overwrite` replaces an existing bundle.
     """
 
+    capacity: int = 0
     indexer_budget: int | None = None
     rope_scaling: dict[str, Any] | None = None
     beside: bool = False
@@ -80,12 +82,20 @@ def export_bundle(
     _check_target(target, options.overwrite)
     checkpoint = Checkpoint.open(checkpoint_folder, note)
     config = overridden(checkpoint.config, options)
-    options.check(config)
+    options = fitted(options, config)
     with whole_or_nothing(target) as folder:
         manifest = _write_bundle(checkpoint, config, options, folder, progress)
     if options.beside:
         write_beside(target, manifest)
     return manifest
+
+
+def fitted(options: ExportOptions, config: ModelConfig) -> ExportOptions:
+    """The options with a definite capacity, checked against the model."""
+    if not options.capacity:
+        options = dataclasses.replace(options, capacity=min(DEFAULT_CAPACITY, config.max_position_embeddings))
+    options.check(config)
+    return options
 
 
 def overridden(config: ModelConfig, options: ExportOptions) -> ModelConfig:

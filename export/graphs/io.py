@@ -19,6 +19,7 @@ from flashnext.export.graphs.manifest import GraphSpec, Size, TensorSpec
 
 MTP_LAYER = "mtp.layers.0"
 MAX_WINDOW = 64
+DEFAULT_CAPACITY = 4096
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class BuildOptions:
     """What is fixed when a bundle is made: pending window W, tokens per slot, slots, activation dtype."""
 
     window: int = 8
-    capacity: int = 4096
+    capacity: int = DEFAULT_CAPACITY
     slots: int = 4
     dtype: str = "float32"
 

@@ -38,7 +38,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     parser.add_argument("bundle", metavar="BUNDLE", help="folder to make")
     add = parser.add_argument_group("sizes").add_argument
     kept = BuildOptions()
-    capacity = f"longest text of a slot, prompt included (default: {kept.capacity})"
+    capacity = f"longest text of a slot, prompt included (default: {kept.capacity}, or the context)"
     window = f"tokens that one verification step can take (default: {kept.window})"
     add("--capacity", type=whole_number(1), metavar="TOKENS", help=capacity)
     add("--slots", type=whole_number(1), metavar="N", help=f"texts under way at once (default: {kept.slots})")

@@ -13,6 +13,7 @@ from transformers.models.qwen4_exp import modeling_qwen4_exp as theirs
 
 from flashnext.export.checkpoint import Checkpoint, random_tokenizer
 from flashnext.export.checkpoint.random_checkpoint import main, write_random_checkpoint
+from flashnext.export.checkpoint.random_quantized import QUANTIZATIONS
 from flashnext.export.errors import ConfigError
 
 PROMPT = torch.tensor([[300, 301, 496, 302, 303, 304, 305]])
@@ -95,3 +96,9 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(tmp_path / "made"), "--experts", "per_expert", "--no-mtp", "--seed", "3", "--dtype", "float32"])
     assert str(tmp_path / "made") in capsys.readouterr().out
     assert Checkpoint.open(tmp_path / "made").expert_layout == "per_expert"
+
+
+@pytest.mark.parametrize("quantization", sorted(QUANTIZATIONS))
+def test_every_quantization_of_the_default_model_opens(tmp_path: Path, quantization: str) -> None:
+    config = Checkpoint.open(write_random_checkpoint(tmp_path / "made", quantization=quantization)).config
+    assert config.num_hidden_layers == 8
