@@ -9,13 +9,14 @@ name, typed, bounded and cross-checked here, and all faults are reported togethe
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from flashnext.export.errors import ConfigError
+from flashnext.export.fields import FieldReader
 from flashnext.export.files import plain, read_json_object
+from flashnext.export.rope_config import RopeConfig, parse_rope
 
 LINEAR_ATTENTION = "linear_attention"
 SPARSE_ATTENTION = "sparse_attention"
@@ -29,23 +30,6 @@ LAYER_TYPE_SPELLINGS = {
 }
 MODEL_TYPES = ("qwen4_exp", "qwen4_exp_text")
 MAX_CONFIG_BYTES = 4 << 20
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary embedding: plain, or YaRN when `rope_type` is "yarn" (arXiv 2309.00071)."""
-
-    rope_theta: float = 1e7
-    partial_rotary_factor: float = 0.25
-    rope_type: str = "default"
-    factor: float = 1.0
-    original_max_position_embeddings: int | None = None
-    attention_factor: float | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
 
 
 @dataclass(frozen=True)
@@ -166,7 +150,7 @@ class ModelConfig:
         if not isinstance(text, dict):
             raise ConfigError(f"text_config must be an object, found {type(text).__name__}.")
         merged = {**{k: raw[k] for k in ("tie_word_embeddings", "eos_token_id") if k in raw}, **text}
-        reader = _FieldReader(merged)
+        reader = FieldReader(merged)
         config = _read_fields(cls, reader)
         faults = reader.faults or _cross_checks(config)
         if faults:
@@ -200,69 +184,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json_object(folder / "config.json", ConfigError, what, MAX_CONFIG_BYTES)
 
 
-class _FieldReader:
-    """Typed access to a raw configuration that collects faults instead of raising at the first."""
-
-    def __init__(self, raw: dict[str, Any]) -> None:
-        self.raw = raw
-        self.faults: list[str] = []
-
-    def integer(self, name: str, default: int | None = None, low: int = 1, high: int = 1 << 24) -> int:
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            self.faults.append(f"{name} must be an integer, found {value!r}")
-        elif not low <= value <= high:
-            self.faults.append(f"{name} = {value} is outside {low} … {high}")
-        else:
-            return value
-        return low
-
-    def number(self, name: str, default: float | None, low: float, high: float) -> float:
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            self.faults.append(f"{name} must be a finite number, found {value!r}")
-        elif not low <= value <= high:
-            self.faults.append(f"{name} = {value} is outside {low} … {high}")
-        else:
-            return float(value)
-        return low
-
-    def boolean(self, name: str, default: bool) -> bool:
-        value = self._value(name, default)
-        if not isinstance(value, bool):
-            self.faults.append(f"{name} must be true or false, found {value!r}")
-            return default
-        return value
-
-    def optional(self, name: str) -> int | None:
-        return None if self.raw.get(name) is None else self.integer(name, low=0)
-
-    def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
-        value = self.raw.get(name) or default
-        if value not in allowed:
-            self.faults.append(f"{name} = {value!r} is not one of {', '.join(allowed)}")
-            return default
-        return cast(str, value)
-
-    def integers(self, name: str, low: int, high: int) -> tuple[int, ...]:
-        value = self.raw.get(name)
-        items = [] if value is None else value if isinstance(value, list) else [value]
-        if any(isinstance(i, bool) or not isinstance(i, int) or not low <= i <= high for i in items):
-            self.faults.append(f"{name} must hold integers from {low} to {high}, found {value!r}")
-            return ()
-        return tuple(items)
-
-    def _value(self, name: str, default: Any) -> Any:
-        value = self.raw.get(name)
-        if value is None:
-            if default is None:
-                self.faults.append(f"{name} is missing")
-                return 1
-            return default
-        return value
-
-
-def _read_fields(cls: type[ModelConfig], r: _FieldReader) -> ModelConfig:
+def _read_fields(cls: type[ModelConfig], r: FieldReader) -> ModelConfig:
     layers = r.integer("num_hidden_layers", high=1024)
     hidden = r.integer("hidden_size", high=1 << 17)
     vocab = r.integer("vocab_size")
@@ -316,7 +238,7 @@ def _read_fields(cls: type[ModelConfig], r: _FieldReader) -> ModelConfig:
     )
 
 
-def _layer_types(r: _FieldReader, layers: int) -> tuple[str, ...]:
+def _layer_types(r: FieldReader, layers: int) -> tuple[str, ...]:
     raw = r.raw.get("layer_types")
     if raw is None:
         interval = r.integer("full_attention_interval", 4, high=1024)
@@ -330,7 +252,7 @@ def _layer_types(r: _FieldReader, layers: int) -> tuple[str, ...]:
     return tuple(LAYER_TYPE_SPELLINGS.get(str(t), LINEAR_ATTENTION) for t in raw)
 
 
-def _rope(r: _FieldReader) -> RopeConfig:
+def _rope(r: FieldReader) -> RopeConfig:
     raw = r.raw.get("rope_parameters") or r.raw.get("rope_scaling") or {}
     if not isinstance(raw, dict):
         r.faults.append(f"rope_parameters must be an object, found {raw!r}")
@@ -339,37 +261,6 @@ def _rope(r: _FieldReader) -> RopeConfig:
     rope, faults = parse_rope({**shared, **raw}, r.raw.get("max_position_embeddings"))
     r.faults.extend(faults)
     return rope
-
-
-def parse_rope(raw: dict[str, Any], native_context: Any = None) -> tuple[RopeConfig, list[str]]:
-    """Parse `rope_parameters` (also the argument of `--rope-scaling`); returns the faults beside the result."""
-    sub = _FieldReader({("rope_type" if k == "type" else k): v for k, v in raw.items()})
-    kind = sub.choice("rope_type", "default", ("default", "yarn"))
-    known = {f.name for f in dataclasses.fields(RopeConfig)} | {"mrope_section", "mrope_interleaved"}
-    if unknown := sorted(set(sub.raw) - known):
-        sub.faults.append(f"unknown rope parameters {', '.join(unknown)}")
-
-    def maybe(name: str) -> float | None:
-        return None if sub.raw.get(name) is None else sub.number(name, None, 0.0, 1e6)
-
-    fields: dict[str, Any] = {
-        "rope_theta": sub.number("rope_theta", 10000.0, 1.0, 1e12),
-        "partial_rotary_factor": sub.number("partial_rotary_factor", 1.0, 1e-6, 1.0),
-        "rope_type": kind,
-    }
-    if kind == "yarn":
-        native = native_context if isinstance(native_context, int) and native_context > 0 else None
-        fields.update(
-            factor=sub.number("factor", None, 1.0, 1024.0),
-            original_max_position_embeddings=sub.integer("original_max_position_embeddings", native, high=1 << 26),
-            attention_factor=maybe("attention_factor"),
-            beta_fast=sub.number("beta_fast", 32.0, 1e-6, 1e6),
-            beta_slow=sub.number("beta_slow", 1.0, 1e-6, 1e6),
-            mscale=maybe("mscale"),
-            mscale_all_dim=maybe("mscale_all_dim"),
-            truncate=sub.boolean("truncate", True),
-        )
-    return RopeConfig(**fields), [f"rope_parameters: {f}" for f in sub.faults]
 
 
 def _cross_checks(c: ModelConfig) -> list[str]:

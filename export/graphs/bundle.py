@@ -23,7 +23,7 @@ import torch
 from flashnext.export.checkpoint.generation import generation_settings
 from flashnext.export.checkpoint.identity import identity
 from flashnext.export.checkpoint.reader import Checkpoint
-from flashnext.export.config import ModelConfig, parse_rope
+from flashnext.export.config import ModelConfig
 from flashnext.export.errors import BundleError, ConfigError
 from flashnext.export.graphs import external, functions
 from flashnext.export.graphs.experts import DTYPE_NAMES, expert_format, expert_sources, is_scale
@@ -34,6 +34,7 @@ from flashnext.export.graphs.whole_folder import whole_or_nothing
 from flashnext.export.model.loading import build_on_meta
 from flashnext.export.model.rope import rotary_frequencies
 from flashnext.export.ops import schema
+from flashnext.export.rope_config import parse_rope
 
 TOKENIZER_FILES = (
     "tokenizer.json",

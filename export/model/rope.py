@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from flashnext.export.config import ModelConfig, RopeConfig
+from flashnext.export.config import ModelConfig
+from flashnext.export.rope_config import RopeConfig
 
 
 def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
