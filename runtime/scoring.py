@@ -22,7 +22,7 @@ Logits = NDArray[np.float32]
 def score(runner: ModelRunner, slot: int, tokens: Sequence[int], chunk: int) -> Logits:
     """Logits [T, V]: row t is the model's prediction of token t + 1."""
     out = np.empty((len(tokens), runner.manifest.config.vocab_size), np.float32)
-    for start, step in _chunks(runner, slot, tokens, chunk, all_logits=True):
+    for start, step in chunks(runner, slot, tokens, chunk, all_logits=True):
         out[start : start + len(step.logits)] = step.logits
     return out
 
@@ -36,7 +36,7 @@ def score_draft(runner: ModelRunner, slot: int, tokens: Sequence[int], chunk: in
     if not runner.has_mtp:
         raise RequestError("The bundle has no draft layer; export a checkpoint that has MTP tensors.")
     out = np.empty((len(tokens) - 1, runner.manifest.config.vocab_size), np.float32)
-    for start, step in _chunks(runner, slot, tokens, chunk, all_logits=False):
+    for start, step in chunks(runner, slot, tokens, chunk, all_logits=False):
         following = np.array([tokens[start + 1 : start + 1 + step.hidden.shape[1]]], np.int32)
         pairs = following.shape[1]  # one less than the chunk's tokens at the end of the text
         if pairs:
@@ -51,7 +51,7 @@ def score_draft(runner: ModelRunner, slot: int, tokens: Sequence[int], chunk: in
     return out
 
 
-def _chunks(
+def chunks(
     runner: ModelRunner, slot: int, tokens: Sequence[int], chunk: int, all_logits: bool
 ) -> Iterator[tuple[int, StepOutput]]:
     """Run a text in chunks; yields each chunk's start and output."""

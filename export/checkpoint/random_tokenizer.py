@@ -57,7 +57,7 @@ def build_tokenizer() -> Tokenizer:
     merges = _learn_merges()
     vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     vocabulary |= {a + b: len(vocabulary) + i for i, (a, b) in enumerate(merges)}
-    tokenizer = _with_pipeline(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer = with_pipeline(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.add_special_tokens(list(SPECIALS))
     return tokenizer
 
@@ -75,7 +75,7 @@ def tokenizer_config() -> dict[str, Any]:
 
 
 def _learn_merges() -> list[tuple[str, str]]:
-    tokenizer = _with_pipeline(models.BPE())
+    tokenizer = with_pipeline(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=256 + MERGES, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
@@ -86,7 +86,7 @@ def _learn_merges() -> list[tuple[str, str]]:
     return merges
 
 
-def _with_pipeline(model: Any) -> Tokenizer:
+def with_pipeline(model: Any) -> Tokenizer:
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,0 +1,162 @@
+"""Which optimizer trains what: Muon for matrices, AdamW for everything else; every parameter in exactly one place.
+
+Muon orthogonalizes updates, which means something for one linear map at a time. Fused projections are therefore cut
+into their logical matrices first: q, k and v of a delta net, queries and gates of attention, index queries and key,
+gate and up of each expert, the branches of the n-gram keys. A piece that is a plain run of rows shares the
+parameter's memory; the others are copied before and after the step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flashnext.calibration.training.muon import BatchedMuon
+from flashnext.export.config import ModelConfig
+
+Cut = Callable[[Tensor, ModelConfig], list[Tensor]]
+
+
+def _delta_net(w: Tensor, c: ModelConfig) -> list[Tensor]:
+    return list(w.split([c.linear_key_dim, c.linear_key_dim, c.linear_value_dim]))
+
+
+def _query_and_gate(w: Tensor, c: ModelConfig) -> list[Tensor]:
+    return list(w.unflatten(0, (c.num_attention_heads, 2, c.head_dim)).unbind(1))
+
+
+def _index(w: Tensor, c: ModelConfig) -> list[Tensor]:
+    return list(w.split([c.indexer_n_heads * c.indexer_head_dim, c.indexer_head_dim]))
+
+
+def _gate_up(w: Tensor, c: ModelConfig) -> list[Tensor]:
+    return [half for expert in w for half in expert.split(c.moe_intermediate_size)]
+
+
+def _branches(w: Tensor, c: ModelConfig) -> list[Tensor]:
+    return list(w.split(c.hidden_size))
+
+
+MUON: tuple[tuple[str, Cut], ...] = (
+    (r"linear_attn\.in_proj_qkv\.weight", _delta_net),
+    (r"linear_attn\.(in_proj_z|out_proj)\.weight", lambda w, c: [w]),
+    (r"self_attn\.q_proj\.weight", _query_and_gate),
+    (r"self_attn\.[kvo]_proj\.weight", lambda w, c: [w]),
+    (r"indexer\.index_qk_proj\.weight", _index),
+    (r"experts\.gate_up_proj", _gate_up),
+    (r"experts\.down_proj", lambda w, c: list(w)),
+    (r"shared_expert\.(gate|up|down)_proj\.weight", lambda w, c: [w]),
+    (r"ple\.key_proj\.weight", _branches),
+    (r"ple\.value_proj\.weight", lambda w, c: [w]),
+    (r"mtp\.fc_(embedding|hidden)\.weight", lambda w, c: [w]),
+)
+"""Parameters by the end of their names, and how each is cut. The rest (embeddings, LM head, n-gram table, vectors,
+convolutions, router, and the gates of the residual, of experts and of the delta rule) is AdamW's."""
+
+TABLE = "ngram_embedding.weight"
+UNDECAYED = ("embed_tokens.weight", TABLE)
+"""Looked up, not multiplied: decay would pull rare rows to zero between their uses."""
+
+
+@dataclass
+class Piece:
+    """A logical matrix: `matrix` is what Muon steps; `view` is its place in the parameter."""
+
+    parameter: nn.Parameter
+    number: int
+    cut: Callable[[Tensor], list[Tensor]]
+    matrix: nn.Parameter
+
+    def take_gradient(self) -> None:
+        grad = self.parameter.grad
+        self.matrix.grad = None if grad is None else self.cut(grad)[self.number].reshape(self.matrix.shape)
+
+    def put_back(self) -> None:
+        view = self.cut(self.parameter.data)[self.number]
+        if view.data_ptr() != self.matrix.data_ptr() or view.dim() > 2:
+            view.copy_(self.matrix.data.view(view.shape))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Peak learning rates. Muon's updates are scaled to the size of AdamW's (arXiv 2502.16982, section 2.2)."""
+
+    muon: float = 1e-2
+    adamw: float = 4e-3
+    table: float = 1e-2
+
+
+class Optimizers:
+    """Muon and AdamW as one."""
+
+    def __init__(self, named: Mapping[str, nn.Parameter], config: ModelConfig, rates: Rates) -> None:
+        groups = split(named)
+        self.pieces = [p for name in groups["muon"] for p in _pieces(name, named[name], config)]
+        self.muon = BatchedMuon(
+            [p.matrix for p in self.pieces], lr=rates.muon, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+        )
+        self.adamw = torch.optim.AdamW(
+            [
+                {"params": [named[n] for n in groups["decayed"]], "weight_decay": 0.1, "lr": rates.adamw},
+                {"params": [named[n] for n in groups["plain"]], "weight_decay": 0.0, "lr": rates.adamw},
+                {"params": [named[n] for n in groups["table"]], "weight_decay": 0.0, "lr": rates.table},
+            ],
+            betas=(0.9, 0.95),
+        )
+        self.peaks = [[g["lr"] for g in o.param_groups] for o in (self.muon, self.adamw)]
+
+    def step(self, scale: float) -> None:
+        """One update at `scale` times the peak rates; parameters without a gradient stay as they are."""
+        for optimizer, peaks in zip((self.muon, self.adamw), self.peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * scale
+        for piece in self.pieces:
+            piece.take_gradient()
+        self.muon.step()
+        self.adamw.step()
+        with torch.no_grad():
+            for piece in self.pieces:
+                piece.put_back()
+
+    def state_dict(self) -> dict[str, object]:
+        return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, dict[str, object]]) -> None:
+        self.muon.load_state_dict(state["muon"])
+        self.adamw.load_state_dict(state["adamw"])
+        for piece in self.pieces:
+            piece.matrix.data.copy_(piece.cut(piece.parameter.data)[piece.number].reshape(piece.matrix.shape))
+
+
+def split(named: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
+    """Names of the parameters in each group: "muon", and AdamW's "decayed", "plain" and "table"."""
+    groups: dict[str, list[str]] = {"muon": [], "decayed": [], "plain": [], "table": []}
+    for name, parameter in named.items():
+        if _cut_of(name) is not None:
+            groups["muon"].append(name)
+        elif name.endswith(TABLE):
+            groups["table"].append(name)
+        else:
+            matrix = parameter.dim() == 2 and not name.endswith(UNDECAYED)
+            groups["decayed" if matrix else "plain"].append(name)
+    return groups
+
+
+def _cut_of(name: str) -> Cut | None:
+    return next((cut for pattern, cut in MUON if re.search(pattern + "$", name)), None)
+
+
+def _pieces(name: str, parameter: nn.Parameter, config: ModelConfig) -> Iterator[Piece]:
+    rule = _cut_of(name)
+    assert rule is not None
+
+    def cut(w: Tensor) -> list[Tensor]:
+        return rule(w, config)
+
+    for number, view in enumerate(cut(parameter.data)):
+        matrix = view if view.dim() == 2 else view.flatten(0, 1).clone()
+        yield Piece(parameter, number, cut, nn.Parameter(matrix))
