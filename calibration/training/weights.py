@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from torch import Tensor
 from flashnext.calibration.training.model import TrainingModel
 from flashnext.export.checkpoint.random_layout import WeightWriter
 from flashnext.export.checkpoint.reader import Checkpoint
-from flashnext.export.checkpoint.safetensors_file import NUMPY_DTYPES
 
 PREFIX = "model.language_model."
 ONES = ("linear_attn.norm.weight",)
@@ -74,11 +74,10 @@ class TrainedWriter(WeightWriter):
 
     def __init__(self, model: TrainingModel) -> None:
         super().__init__(model.config, 0, "BF16", 1.0, "fused", PREFIX, vision=False)
-        self.state = model.state_dict()
+        state, derived = model.state_dict(), self.canonical
 
-    def _values(self, raw_name: str) -> np.ndarray[Any, Any]:
-        name, part = self.sources[raw_name]
-        if name not in self.state:
-            return super()._values(raw_name)
-        values: np.ndarray[Any, Any] = self.state[name].numpy()[part]
-        return values.astype(NUMPY_DTYPES[self.plan[raw_name].dtype])
+        def canonical(name: str) -> np.ndarray[Any, Any]:
+            values: np.ndarray[Any, Any] = state[name].numpy() if name in state else derived(name)
+            return values
+
+        self.canonical = lru_cache(maxsize=2)(canonical)
