@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 
+from flashnext.export.checkpoint.random_checkpoint import write_random_checkpoint
 from flashnext.export.errors import BundleError
 from flashnext.export.graphs.bundle import ExportOptions, export_bundle
 from flashnext.export.graphs.manifest import Manifest
@@ -122,7 +123,9 @@ def test_full_disk(limit: int, random_checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_export_killed_at_random_moments(random_checkpoint: Path, tmp_path: Path) -> None:
+def test_export_killed_at_random_moments(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    small = {"num_hidden_layers": 2}
+    random_checkpoint = write_random_checkpoint(tmp_path_factory.mktemp("checkpoint"), small, mtp=False)
     bundle, rng = tmp_path / "bundle", Random(1)
     start = time.monotonic()
     export_bundle(random_checkpoint, bundle)
