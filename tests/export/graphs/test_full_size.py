@@ -34,6 +34,6 @@ def test_four_layers() -> None:
 def test_the_whole_model(layout: str) -> None:
     found = figures("--layers", "48", "--layout", layout)
     assert found["checkpoint_bytes"] > 125e9
-    assert found["seconds"] < 150
+    assert found["cpu_seconds"] < 150  # on a machine with nothing else to do, the time it takes
     assert found["peak_bytes"] < 3 * 2**30
     assert found["written_bytes"] < 300e6
