@@ -1,4 +1,4 @@
-"""Held-out loss in its three units, with parts of the model taken away.
+"""Held-out loss of a model, whole or with parts taken away, and how well its indexer chooses.
 
 Windows follow each other with one token shared, so every token but the first is predicted once, from at most a window
 of context. All figures of one table see the same windows.
@@ -6,7 +6,6 @@ of context. All figures of one table see the same windows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,8 +52,3 @@ def indexer_figures(model: TrainingModel, tokens: NDArray[Any], length: int, lim
         found.append((float(indexer_recall(model, out)), float(indexer_losses(model, out, chosen_only=False))))
     recall, divergence = np.mean(found, axis=0)
     return float(recall), float(divergence)
-
-
-def bits_per_byte(nats_per_token: float, tokens: int, size: int) -> float:
-    """Bits per byte of a text of `size` bytes in `tokens` tokens."""
-    return nats_per_token * tokens / size / math.log(2)

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from flashnext.calibration.corpus.build import Document, read_documents
-from flashnext.calibration.training.small_config import END_OF_TEXT
+from flashnext.calibration.training.small_config import SPECIALS
 from flashnext.calibration.training.tokenizer import train_tokenizer
 
 Tokens = NDArray[np.uint16]
@@ -48,8 +48,9 @@ class Windows:
 
 def encode(tokenizer: Tokenizer, documents: Sequence[Document]) -> Tokens:
     """All documents' tokens, a separator after each."""
+    separator = tokenizer.token_to_id(SPECIALS[0])
     encoded = tokenizer.encode_batch([d.text for d in documents], add_special_tokens=False)
-    return np.concatenate([np.array([*e.ids, END_OF_TEXT], np.uint16) for e in encoded])
+    return np.concatenate([np.array([*e.ids, separator], np.uint16) for e in encoded])
 
 
 def prepare(corpus: Path, folder: Path) -> tuple[Tokenizer, Tokens]:

@@ -9,7 +9,7 @@ parameter's memory; the others are copied before and after the step.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -62,23 +62,32 @@ UNDECAYED = ("embed_tokens.weight", TABLE)
 """Looked up, not multiplied: decay would pull rare rows to zero between their uses."""
 
 
-@dataclass
-class Piece:
-    """A logical matrix: `matrix` is what Muon steps; `view` is its place in the parameter."""
+class Pieces:
+    """A parameter as its logical matrices: `matrices` are what Muon steps."""
 
-    parameter: nn.Parameter
-    number: int
-    cut: Callable[[Tensor], list[Tensor]]
-    matrix: nn.Parameter
+    def __init__(self, parameter: nn.Parameter, cut: Callable[[Tensor], list[Tensor]]) -> None:
+        self.parameter, self.cut = parameter, cut
+        views = cut(parameter.data)
+        self.matrices = [nn.Parameter(v if v.dim() == 2 else v.flatten(0, 1).clone()) for v in views]
+        self.copied = [(m, v) for m, v in zip(self.matrices, views, strict=True) if v.dim() > 2]
+        """Matrices that do not share the parameter's memory, and their places in it."""
 
     def take_gradient(self) -> None:
+        """Hand the parameter's gradient to the matrices."""
         grad = self.parameter.grad
-        self.matrix.grad = None if grad is None else self.cut(grad)[self.number].reshape(self.matrix.shape)
+        parts = [None] * len(self.matrices) if grad is None else self.cut(grad)
+        for matrix, part in zip(self.matrices, parts, strict=True):
+            matrix.grad = None if part is None else part.reshape(matrix.shape)
 
     def put_back(self) -> None:
-        view = self.cut(self.parameter.data)[self.number]
-        if view.data_ptr() != self.matrix.data_ptr() or view.dim() > 2:
-            view.copy_(self.matrix.data.view(view.shape))
+        """Carry stepped copies into the parameter."""
+        for matrix, view in self.copied:
+            view.copy_(matrix.data.view(view.shape))
+
+    def refresh(self) -> None:
+        """Carry a parameter that was loaded into the copies."""
+        for matrix, view in self.copied:
+            matrix.data.copy_(view.reshape(matrix.shape))
 
 
 @dataclass(frozen=True)
@@ -95,9 +104,12 @@ class Optimizers:
 
     def __init__(self, named: Mapping[str, nn.Parameter], config: ModelConfig, rates: Rates) -> None:
         groups = split(named)
-        self.pieces = [p for name in groups["muon"] for p in _pieces(name, named[name], config)]
+        self.pieces = [_pieces(name, named[name], config) for name in groups["muon"]]
         self.muon = BatchedMuon(
-            [p.matrix for p in self.pieces], lr=rates.muon, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+            [m for p in self.pieces for m in p.matrices],
+            lr=rates.muon,
+            weight_decay=0.1,
+            adjust_lr_fn="match_rms_adamw",
         )
         self.adamw = torch.optim.AdamW(
             [
@@ -106,6 +118,7 @@ class Optimizers:
                 {"params": [named[n] for n in groups["table"]], "weight_decay": 0.0, "lr": rates.table},
             ],
             betas=(0.9, 0.95),
+            fused=True,
         )
         self.peaks = [[g["lr"] for g in o.param_groups] for o in (self.muon, self.adamw)]
 
@@ -129,7 +142,7 @@ class Optimizers:
         self.muon.load_state_dict(state["muon"])
         self.adamw.load_state_dict(state["adamw"])
         for piece in self.pieces:
-            piece.matrix.data.copy_(piece.cut(piece.parameter.data)[piece.number].reshape(piece.matrix.shape))
+            piece.refresh()
 
 
 def split(named: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
@@ -150,13 +163,7 @@ def _cut_of(name: str) -> Cut | None:
     return next((cut for pattern, cut in MUON if re.search(pattern + "$", name)), None)
 
 
-def _pieces(name: str, parameter: nn.Parameter, config: ModelConfig) -> Iterator[Piece]:
+def _pieces(name: str, parameter: nn.Parameter, config: ModelConfig) -> Pieces:
     rule = _cut_of(name)
     assert rule is not None
-
-    def cut(w: Tensor) -> list[Tensor]:
-        return rule(w, config)
-
-    for number, view in enumerate(cut(parameter.data)):
-        matrix = view if view.dim() == 2 else view.flatten(0, 1).clone()
-        yield Piece(parameter, number, cut, nn.Parameter(matrix))
+    return Pieces(parameter, lambda w: rule(w, config))

@@ -15,14 +15,14 @@ STAGES: tuple[Stage, ...] = ("pretrain", "distill", "sparse")
 class Settings:
     """One run. Steps are counted through all stages."""
 
-    pretrain_steps: int = 2000
+    pretrain_steps: int = 1000
     """dense attention, the indexer does not train"""
-    distill_steps: int = 80
+    distill_steps: int = 60
     """only the indexer trains, taught by dense attention over all complete blocks"""
-    sparse_steps: int = 240
+    sparse_steps: int = 150
     """everything trains with sparse attention, the indexer over the blocks that it chose"""
     length: int = 512
-    batch: int = 2
+    batch: int = 4
     seed: int = 0
     rates: Rates = field(default_factory=Rates)
     warmup: int = 40
@@ -31,7 +31,7 @@ class Settings:
     balance_weight: float = 0.01
     clip: float = 1.0
     log_every: int = 20
-    validate_every: int = 200
+    validate_every: int = 100
     save_every: int = 20
 
     @property
@@ -47,7 +47,7 @@ class Settings:
     def rate(self, step: int) -> float:
         """Factor on the peak learning rates.
 
-        Linear warm-up, a plateau for half of the pretraining, then linearly down to a tenth at its end. The indexer
+        Linear warm-up, a plateau for half of the pretraining, then linearly down to a fifth at its end. The indexer
         alone trains at half the peak. Sparse training goes on from where pretraining ended, down to a fiftieth.
         """
         stage = self.stage(step)
@@ -55,9 +55,9 @@ class Settings:
             return 0.5
         if stage == "sparse":
             done = (step - self.pretrain_steps - self.distill_steps) / max(self.sparse_steps, 1)
-            return 0.1 + (0.02 - 0.1) * done
+            return 0.2 + (0.02 - 0.2) * done
         fall = (step / self.pretrain_steps - 0.5) / 0.5
-        return min((step + 1) / self.warmup, 1.0 - 0.9 * max(fall, 0.0))
+        return min((step + 1) / self.warmup, 1.0 - 0.8 * max(fall, 0.0))
 
 
 SMOKE = Settings(pretrain_steps=240, distill_steps=30, sparse_steps=30, length=128, batch=4, warmup=20)

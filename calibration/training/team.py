@@ -6,6 +6,8 @@ product waits for the slowest thread. With one worker nothing is communicated.
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -47,7 +49,9 @@ def start(work: Callable[[Team], None], workers: int, meeting: Path) -> None:
         work(Team())
         return
     meeting.unlink(missing_ok=True)
-    spawn(_worker, (work, workers, str(meeting)), nprocs=workers)
+    # A terminated parent takes its workers along: daemons end when it exits, but not when a signal kills it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    spawn(_worker, (work, workers, str(meeting)), nprocs=workers, daemon=True)
 
 
 def _worker(rank: int, work: Callable[[Team], None], size: int, meeting: str) -> None:
