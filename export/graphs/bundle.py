@@ -91,6 +91,12 @@ def export_bundle(
     return manifest
 
 
+def _reference(checkpoint: Checkpoint) -> CheckpointRef:
+    folder, parent = checkpoint.folder, checkpoint.common_parent
+    files = sorted({info.file.relative_to(parent).as_posix() for info in checkpoint.tensors.values()})
+    return CheckpointRef(str(folder.resolve()), identity(folder), str(parent), tuple(files))
+
+
 def fitted(options: ExportOptions, config: ModelConfig) -> ExportOptions:
     """The options with a definite capacity, checked against the model."""
     if not options.capacity:
@@ -142,7 +148,7 @@ def describe(checkpoint: Checkpoint, config: ModelConfig, options: BuildOptions)
         capacity=options.capacity,
         slots=options.slots,
         residual_dtype=options.dtype,
-        checkpoint=CheckpointRef(str(folder.resolve()), identity(folder), str(checkpoint.common_parent)),
+        checkpoint=_reference(checkpoint),
         graphs=graphs,
         weights=tuple(_weight_specs(checkpoint, config, graphs)),
         ngrams=tuple(checkpoint.ngram_spec(layer) for layer in config.ngram_layers),

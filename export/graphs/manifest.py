@@ -105,6 +105,8 @@ class CheckpointRef:
     identity: str
     common_parent: str
     """Real folder that the graphs' external data locations are relative to."""
+    files: tuple[str, ...] = ()
+    """Those locations."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ def _from_raw(raw: Mapping[str, Any]) -> Manifest:
         capacity=_whole(raw["capacity"]),
         slots=_whole(raw["slots"]),
         residual_dtype=_text(raw["residual_dtype"]),
-        checkpoint=CheckpointRef(**{k: _text(v) for k, v in raw["checkpoint"].items()}),
+        checkpoint=_checkpoint(raw["checkpoint"]),
         graphs=graphs,
         weights=tuple(_weight(w) for w in raw["weights"]),
         ngrams=tuple(_ngram(n) for n in raw["ngrams"]),
@@ -232,6 +234,11 @@ def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"expected true or false, found {value!r:.60}")
     return value
+
+
+def _checkpoint(raw: Mapping[str, Any]) -> CheckpointRef:
+    texts = {name: _text(raw[name]) for name in ("path", "identity", "common_parent")}
+    return CheckpointRef(**texts, files=tuple(map(_text, raw["files"])))
 
 
 def _ngram(raw: Mapping[str, Any]) -> NgramSpec:

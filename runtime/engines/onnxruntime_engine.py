@@ -34,6 +34,7 @@ class OnnxRuntimeEngine:
                 f"The bundle computes in {manifest.dtype}, for which ONNX Runtime has no kernels on a CPU. "
                 "Export it with --dtype float32, or choose the torch engine."
             )
+        _check_files(manifest, checkpoint)
         self.spec: GraphSpec = manifest.graphs[graph]
         path = bundle / self.spec.file
         try:
@@ -79,6 +80,17 @@ class OnnxRuntimeEngine:
         except Exception as cause:
             raise EngineError(f"ONNX Runtime failed on {self.spec.file}: {str(cause).splitlines()[0]}") from cause
         return outputs
+
+
+def _check_files(manifest: Manifest, checkpoint: Checkpoint) -> None:
+    """The graphs name the checkpoint's files; a copy of it may call them otherwise (a hub cache's `blobs/`)."""
+    missing = [name for name in manifest.checkpoint.files if not (checkpoint.common_parent / name).is_file()]
+    if missing:
+        raise EngineError(
+            f"The checkpoint at {checkpoint.folder} is the right one, but its files have other names than where the "
+            f"bundle was made ({missing[0]} is not in {checkpoint.common_parent}). Export the bundle again from there: "
+            "no weights are copied."
+        )
 
 
 def _session_options(weights: Path, threads: int | None) -> ort.SessionOptions:

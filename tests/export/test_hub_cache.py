@@ -13,7 +13,7 @@ import pytest
 from flashnext.export.checkpoint import Checkpoint, identity
 from flashnext.export.checkpoint.random_checkpoint import write_random_checkpoint
 from flashnext.export.checkpoint.shards import INDEX_NAME
-from flashnext.export.errors import BundleError, CheckpointError
+from flashnext.export.errors import BundleError, CheckpointError, EngineError
 from flashnext.export.graphs.bundle import ExportOptions, export_bundle
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.cli.main import main
@@ -73,6 +73,13 @@ def test_the_same_weights_wherever_they_lie(bundle: Path, snapshot: Path, checkp
     here, there = (load_weights(manifest, open_checkpoint(manifest, f)) for f in (snapshot, checkpoint_folder))
     for name, weight in here.items():
         np.testing.assert_array_equal(weight, there[name])
+
+
+def test_a_copy_with_other_file_names(bundle: Path, checkpoint_folder: Path) -> None:
+    """ONNX Runtime finds weights by file names, and says what to do; the PyTorch engine does not need them."""
+    with pytest.raises(EngineError, match=r"files have other names .* Export the bundle again"):
+        ModelRunner.open(bundle, checkpoint=checkpoint_folder)
+    ModelRunner.open(bundle, "torch", checkpoint=checkpoint_folder).close()
 
 
 def test_moved_checkpoint_names_the_option(bundle: Path, snapshot: Path, tmp_path: Path) -> None:
