@@ -68,6 +68,28 @@ __device__ __forceinline__ float rounded(float value) {
   return to_float(from_float<T>(value));
 }
 
+__device__ __forceinline__ float2 load_pair(const Float32* pointer) {
+  NOTE_LOAD(pointer, sizeof(float2));
+  return *reinterpret_cast<const float2*>(pointer);
+}
+
+__device__ __forceinline__ float2 load_pair(const BFloat16* pointer) {
+  NOTE_LOAD(pointer, sizeof(uint32_t));
+  const uint32_t bits = *reinterpret_cast<const uint32_t*>(pointer);
+  return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
+}
+
+__device__ __forceinline__ void store_pair(Float32* pointer, float2 values) {
+  NOTE_STORE(pointer, sizeof(float2));
+  *reinterpret_cast<float2*>(pointer) = values;
+}
+
+__device__ __forceinline__ void store_pair(BFloat16* pointer, float2 values) {
+  NOTE_STORE(pointer, sizeof(uint32_t));
+  const uint32_t low = from_float<BFloat16>(values.x).bits, high = from_float<BFloat16>(values.y).bits;
+  *reinterpret_cast<uint32_t*>(pointer) = low | high << 16;
+}
+
 __device__ __forceinline__ float4 load_four(const float* pointer) {
   NOTE_LOAD(pointer, sizeof(float4));
   return *reinterpret_cast<const float4*>(pointer);

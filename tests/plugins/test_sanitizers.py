@@ -14,6 +14,9 @@ from gated_residual_case import gated_residual_case
 from kernel_checks import Case
 from ngram_injection_case import Row as NgramRow
 from ngram_injection_case import ngram_injection_case
+from sparse_attention_case import SMALL as ATTENTION
+from sparse_attention_case import Row as AttentionRow
+from sparse_attention_case import sparse_attention_case
 from sparse_moe_case import sparse_moe_case
 
 from flashnext.plugins.host_build import kernel_sources
@@ -26,6 +29,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "gated_residual": lambda: gated_residual_case("pending", tokens=2, branches=3, hidden=40, rank=24, dtype=BF16),
     "ngram_injection": lambda: ngram_injection_case(
         "pending", [NgramRow(7, 2), NgramRow(0, 1)], 2, **NGRAM, dtype=BF16
+    ),
+    "sparse_attention": lambda: sparse_attention_case(
+        "select", [AttentionRow(22, 2), AttentionRow(0, 1)], 2, **ATTENTION
     ),
     "sparse_moe": lambda: sparse_moe_case("nvfp4", tokens=2, hidden=64, inner=32, experts=9, top_k=3, dtype=BF16),
 }

@@ -1,0 +1,15 @@
+// SparseAttention: cache update, block choice, attention over the chosen tokens, gate.
+//
+// Five launches for a decoding or verifying step (three with given blocks). A longer step runs in tiles of eight tokens,
+// which bounds the workspace.
+#pragma once
+
+#include "common/status.h"
+#include "sparse_attention/params.h"
+
+namespace flashnext {
+
+int64_t workspace_bytes(const SparseAttentionParams& p);
+Status launch(const SparseAttentionParams& p);
+
+}  // namespace flashnext

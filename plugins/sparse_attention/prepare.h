@@ -1,0 +1,146 @@
+// First launch: norms and RoPE of queries, keys and index queries; the caches take the step's tokens.
+//
+// A warp per head of a token. Index keys are kept raw in a ring; the token that completes a block also pools it: mean of
+// its raw keys in float, norm, RoPE at the block's first position.
+#pragma once
+
+#include "common/rotary.h"
+#include "sparse_attention/plan.h"
+
+namespace flashnext::sparse_attention {
+
+constexpr int kPrepareWarps = 8;
+
+__device__ __host__ inline int head_tasks(const SparseAttentionParams& p) {
+  return p.heads + 2 * p.kv_heads + (p.index_qk ? p.index_heads + 1 : 0);
+}
+
+// Whether the ring has room for the step's raw keys beside those that are still read.
+__device__ __host__ inline bool ring_has_room(const SparseAttentionParams& p) {
+  return p.ring >= p.steps + p.block - 1;
+}
+
+__device__ __forceinline__ Rotation rotation_of(const SparseAttentionParams& p) {
+  return {p.inv_freq, p.frequencies, p.rope_scale};
+}
+
+template <class T>
+__device__ __forceinline__ void prepare_query(const SparseAttentionParams& p, const Query& at, int head, float* buffer) {
+  const T* from = static_cast<const T*>(p.q_gate) + (token_place(p, at) * p.heads + head) * 2 * p.head_dim;
+  float* out = workspace(p).query + (token_place(p, at) * p.heads + head) * p.head_dim;
+  const auto source = [&](int i) { return load(from + i); };
+  normalise_head(source, static_cast<const T*>(p.q_norm_weight), p.head_dim, p.eps, buffer);
+  for (int i = threadIdx.x % kWarpSize; i < p.head_dim; i += kWarpSize) {
+    store(out + i, rotated(buffer, i, at.position, rotation_of(p)));
+  }
+}
+
+template <class T>
+__device__ __forceinline__ T* cache_place(const SparseAttentionParams& p, void* cache, const Query& at, int head) {
+  const size_t token = size_t(load(&p.slots[at.row])) * p.tokens + at.position;
+  return static_cast<T*>(cache) + (token * p.kv_heads + head) * p.head_dim;
+}
+
+template <class T>
+__device__ __forceinline__ void prepare_key(const SparseAttentionParams& p, const Query& at, int head, float* buffer) {
+  const T* from = static_cast<const T*>(p.k) + (token_place(p, at) * p.kv_heads + head) * p.head_dim;
+  T* out = cache_place<T>(p, p.key_state, at, head);
+  const auto source = [&](int i) { return load(from + i); };
+  normalise_head(source, static_cast<const T*>(p.k_norm_weight), p.head_dim, p.eps, buffer);
+  for (int i = threadIdx.x % kWarpSize; i < p.head_dim; i += kWarpSize) {
+    store(out + i, rotated(buffer, i, at.position, rotation_of(p)));
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void keep_value(const SparseAttentionParams& p, const Query& at, int head) {
+  const T* from = static_cast<const T*>(p.v) + (token_place(p, at) * p.kv_heads + head) * p.head_dim;
+  T* out = cache_place<T>(p, p.value_state, at, head);
+  for (int i = threadIdx.x % kWarpSize; i < p.head_dim; i += kWarpSize) store(out + i, load(from + i));
+}
+
+// Head `head` of index_qk at a token of the step; the key is the one after the queries.
+template <class T>
+__device__ __forceinline__ const T* index_head(const SparseAttentionParams& p, size_t token, int head) {
+  return static_cast<const T*>(p.index_qk) + (token * (p.index_heads + 1) + head) * p.index_head_dim;
+}
+
+template <class T>
+__device__ __forceinline__ void prepare_index_query(const SparseAttentionParams& p, const Query& at, int head,
+                                                    float* buffer) {
+  const T* from = index_head<T>(p, token_place(p, at), head);
+  float* out = workspace(p).index_query + (token_place(p, at) * p.index_heads + head) * p.index_head_dim;
+  const auto source = [&](int i) { return load(from + i); };
+  normalise_head(source, static_cast<const T*>(p.index_q_norm_weight), p.index_head_dim, p.eps, buffer);
+  for (int i = threadIdx.x % kWarpSize; i < p.index_head_dim; i += kWarpSize) {
+    store(out + i, rotated(buffer, i, at.position, rotation_of(p)));
+  }
+}
+
+template <class T>
+__device__ __forceinline__ T* tail_place(const SparseAttentionParams& p, const Query& at, int position) {
+  const size_t row = size_t(load(&p.slots[at.row])) * p.ring + position % p.ring;
+  return static_cast<T*>(p.index_tail_state) + row * p.index_head_dim;
+}
+
+template <class T>
+__device__ __forceinline__ void keep_index_key(const SparseAttentionParams& p, const Query& at) {
+  const T* from = index_head<T>(p, token_place(p, at), p.index_heads);
+  T* out = tail_place<T>(p, at, at.position);
+  for (int i = threadIdx.x % kWarpSize; i < p.index_head_dim; i += kWarpSize) store(out + i, load(from + i));
+}
+
+template <class T>
+__device__ __forceinline__ void pool_block(const SparseAttentionParams& p, const Query& at, float* buffer) {
+  if ((at.position + 1) % p.block) return;
+  const int past = at.position - at.step, first = at.position + 1 - p.block;
+  const auto source = [&](int i) {
+    float sum = 0.0f;
+    for (int position = first; position <= at.position; position++) {
+      const int step = position - past;
+      const T* from = step >= 0 ? index_head<T>(p, size_t(at.row) * p.steps + step, p.index_heads)
+                                : tail_place<T>(p, at, position);
+      sum += load(from + i);
+    }
+    return sum / p.block;
+  };
+  normalise_head(source, static_cast<const T*>(p.index_k_norm_weight), p.index_head_dim, p.eps, buffer);
+  const size_t row = size_t(load(&p.slots[at.row])) * p.index_blocks + first / p.block;
+  T* out = static_cast<T*>(p.index_key_state) + row * p.index_head_dim;
+  for (int i = threadIdx.x % kWarpSize; i < p.index_head_dim; i += kWarpSize) {
+    store(out + i, rotated(buffer, i, first, rotation_of(p)));
+  }
+}
+
+// grid: (batch * steps, tasks / kPrepareWarps)
+template <class T>
+__global__ void __launch_bounds__(kPrepareWarps * kWarpSize, 1) prepare(SparseAttentionParams p) {
+  SHARED_ARRAY(float, buffers, [kPrepareWarps][kMaxHeadDim]);
+  allow_next_launch();
+  wait_for_previous_launch();
+  const Query at = query_at(p, blockIdx.x / p.steps, blockIdx.x % p.steps);
+  if (!at.valid) return;
+  float* buffer = buffers[threadIdx.x / kWarpSize];
+  int task = blockIdx.y * kPrepareWarps + threadIdx.x / kWarpSize;
+  if (task < p.heads) return prepare_query<T>(p, at, task, buffer);
+  task -= p.heads;
+  if (task < p.kv_heads) return prepare_key<T>(p, at, task, buffer);
+  task -= p.kv_heads;
+  if (task < p.kv_heads) return keep_value<T>(p, at, task);
+  task -= p.kv_heads;
+  if (!p.index_qk || task > p.index_heads) return;
+  if (task < p.index_heads) return prepare_index_query<T>(p, at, task, buffer);
+  pool_block<T>(p, at, buffer);
+  if (ring_has_room(p)) keep_index_key<T>(p, at);
+}
+
+// The ring's part of a long step, once nobody reads the old keys any more: its last `ring` tokens.
+template <class T>
+__global__ void __launch_bounds__(kWarpSize) keep_ring(SparseAttentionParams p) {
+  allow_next_launch();
+  wait_for_previous_launch();
+  const Query at = query_at(p, blockIdx.x / p.steps, blockIdx.x % p.steps);
+  if (at.valid && at.step >= load(&p.new_len[at.row]) - p.ring) keep_index_key<T>(p, at);
+}
+
+}  // namespace flashnext::sparse_attention
