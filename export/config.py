@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flashnext.export.errors import ConfigError
-from flashnext.export.fields import FieldReader
+from flashnext.export.fields import MAX_SIZE, FieldReader
 from flashnext.export.files import plain, read_json_object
 from flashnext.export.rope_config import RopeConfig, parse_rope
 
@@ -284,6 +284,10 @@ def _cross_checks(c: ModelConfig) -> list[str]:
             c.indexer_budget % c.indexer_compress_ratio == 0,
             f"indexer_budget = {c.indexer_budget} is not a multiple of "
             f"indexer_compress_ratio = {c.indexer_compress_ratio}",
+        ),
+        (
+            c.indexer_budget <= MAX_SIZE,  # reading bounds it too, --indexer-budget does not
+            f"indexer_budget = {c.indexer_budget} is outside 1 … {MAX_SIZE}",
         ),
         (
             c.rotary_dim >= 2 and c.rotary_dim % 2 == 0,

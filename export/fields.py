@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
+
+from flashnext.export.files import is_finite
+
+
+MAX_SIZE = 1 << 24
+"""Bound of every size that has no tighter one."""
 
 
 class FieldReader:
@@ -13,7 +18,7 @@ class FieldReader:
         self.raw = raw
         self.faults: list[str] = []
 
-    def integer(self, name: str, default: int | None = None, low: int = 1, high: int = 1 << 24) -> int:
+    def integer(self, name: str, default: int | None = None, low: int = 1, high: int = MAX_SIZE) -> int:
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             self.faults.append(f"{name} must be an integer, found {value!r}")
@@ -25,8 +30,8 @@ class FieldReader:
 
     def number(self, name: str, default: float | None, low: float, high: float) -> float:
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            self.faults.append(f"{name} must be a finite number, found {value!r}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
+            self.faults.append(f"{name} must be a finite number, found {value!r:.80}")
         elif not low <= value <= high:
             self.faults.append(f"{name} = {value} is outside {low} … {high}")
         else:

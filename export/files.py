@@ -8,6 +8,7 @@ in its bytes are counted before they are parsed.
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -53,6 +54,14 @@ def read_json_object(path: Path, error: type[Exception], what: str, max_bytes: i
     if not isinstance(value, dict):
         raise error(f"{path} holds a JSON {type(value).__name__}, expected an object.")
     return value
+
+
+def is_finite(value: float) -> bool:
+    """Whether a number of strangers is one that a float holds; JSON's integers may be longer than any float."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def plain(text: str, limit: int = 300) -> str:

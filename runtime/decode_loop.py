@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
+from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.model_runner import StepBatch, StepOutput
 from flashnext.runtime.outputs import Piece
@@ -48,6 +49,10 @@ class DecodeLoop:
         """End a request wherever it is; its slot is free at once. Twice does no harm."""
         if self._requests.pop(request.sequence, None):
             self._scheduler.finish(request.sequence)
+
+    def close(self) -> None:
+        """End all requests; whoever still reads one is told."""
+        self._fail(list(self._requests.values()), RequestError("This LLM has been closed; open the bundle again."))
 
     def run(self, requests: Sequence[Request]) -> None:
         """Run requests to their ends; none is left behind, whatever happens.

@@ -60,6 +60,8 @@ class LLM:
         max_batch: int | None = None,
     ) -> None:
         manifest = Manifest.read(bundle)
+        for name, value in (("threads", threads), ("prefill_chunk", prefill_chunk), ("max_batch", max_batch)):
+            _check_count(name, value)
         self._scheduler = Scheduler(manifest.slots, manifest.window, prefill_chunk, max_batch)
         self._prefill_chunk = prefill_chunk
         self.tokenizer = Tokenizer.open(Path(bundle))
@@ -94,7 +96,8 @@ class LLM:
         `watch` is told, after every step, how many tokens of the prompt have been run.
         """
         self._open_runner()
-        return self._loop.stream(self._request(prompt, params or SamplingParams()), watch)
+        (wishes,) = _params(params, 1)
+        return self._loop.stream(self._request(prompt, wishes), watch)
 
     def chat(
         self,
@@ -104,6 +107,8 @@ class LLM:
         **variables: Any,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several; `variables` go to the chat template."""
+        if isinstance(messages, str) or not isinstance(messages, Sequence):
+            raise RequestError(f"A chat needs a list of messages, found {messages!r:.80}.")
         several = len(messages) > 0 and not isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = messages if several else [messages]
         return self.generate([self.chat_prompt(c, tools, **variables) for c in conversations], params)
@@ -129,6 +134,8 @@ class LLM:
 
     def _score(self, function: Any, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         runner = self._open_runner()
+        if isinstance(sequences, str) or not isinstance(sequences, Sequence | np.ndarray):
+            raise RequestError(f"Scores need a list of sequences of token ids: [[1, 2, 3]]; found {sequences!r:.80}.")
         checked = [check_prompt(_ids(s), self.manifest) for s in sequences]
         with self._scheduler.borrow_slot() as slot:
             return [function(runner, slot, tokens, self._prefill_chunk) for tokens in checked]
@@ -137,6 +144,7 @@ class LLM:
 
     def close(self) -> None:
         """Let go of engines, states and mapped files; twice does no harm."""
+        self._loop.close()
         if self._runner is not None:
             self._runner.close()
         self._runner = None
@@ -162,6 +170,11 @@ class LLM:
         return Request(self.manifest, self.tokenizer.encode(prompt), params, self.tokenizer, prompt)
 
 
+def _check_count(name: str, value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31):
+        raise RequestError(f"{name} = {value!r:.80} must be a whole number from 1, or be left out.")
+
+
 def _prompts(prompts: Any) -> list[Prompt]:
     if not isinstance(prompts, Sequence):
         raise RequestError(f"Prompts must be text or a list of prompts, found {type(prompts).__name__}.")
@@ -181,6 +194,10 @@ def _ids(prompt: Any) -> Any:
 def _params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+        raise RequestError(
+            f"Sampling parameters must be a SamplingParams, or one for each prompt; found {params!r:.80}."
+        )
     if len(params) != count:
         raise RequestError(f"{count} prompts and {len(params)} sampling parameters; give one for all or one for each.")
     return list(params)

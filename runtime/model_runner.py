@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from flashnext.export.checkpoint.identity import identity
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import BundleError
+from flashnext.export.files import plain
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.engines import open_engine
 from flashnext.runtime.engines.base import Array, Engine, numpy_dtype
@@ -94,6 +95,7 @@ class ModelRunner:
         folder = Path(bundle)
         manifest = Manifest.read(folder)
         weights_from = open_checkpoint(manifest, checkpoint)
+        _check_ngrams(manifest, weights_from, folder)
         states = allocate_states(manifest)
         bound = {**load_weights(manifest, weights_from), **states}
         engines = {}
@@ -200,6 +202,16 @@ def _of_roles(engine: Engine, values: Mapping[str, Array], roles: tuple[str, ...
     }
 
 
+def _check_ngrams(manifest: Manifest, checkpoint: Checkpoint, bundle: Path) -> None:
+    """Other multipliers or sizes than the checkpoint's would find other rows, and nothing would fail."""
+    for ngram in manifest.ngrams:
+        if ngram != checkpoint.ngram_spec(ngram.layer):
+            raise BundleError(
+                f"The manifest of {bundle} does not describe the n-gram table of layer {ngram.layer} as its checkpoint "
+                "does. Export the bundle again."
+            )
+
+
 def open_checkpoint(manifest: Manifest, override: str | Path | None = None) -> Checkpoint:
     """The checkpoint that the bundle was made from, where the manifest says or where the caller says.
 
@@ -209,7 +221,8 @@ def open_checkpoint(manifest: Manifest, override: str | Path | None = None) -> C
     folder = Path(manifest.checkpoint.path if override is None else override)
     if not folder.is_dir():
         raise BundleError(
-            f"The bundle's checkpoint is not at {folder}. Say where it is with checkpoint=FOLDER (--checkpoint FOLDER)."
+            f"The bundle's checkpoint is not at {plain(str(folder))}. "
+            "Say where it is with checkpoint=FOLDER (--checkpoint FOLDER)."
         )
     found = identity(folder)
     if found != manifest.checkpoint.identity:

@@ -47,6 +47,8 @@ class Request:
         self._params = params
         self._max_tokens = _max_tokens(manifest, self.sequence.prompt_length, params)
         self._stops = _stop_tokens(manifest, params)
+        if params.min_tokens and len(self._stops) == manifest.config.vocab_size:
+            raise RequestError("Every token of the vocabulary is a stop token, so min_tokens must be 0.")
         self._sampler = Sampler(
             params.sampling(manifest.sampling_defaults),
             self.sequence.tokens,
@@ -135,7 +137,9 @@ def check_prompt(token_ids: Any, manifest: Manifest) -> list[int]:
     vocabulary = manifest.config.vocab_size
     for token in token_ids:
         if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < vocabulary:
-            raise RequestError(f"The prompt holds {token!r}; token ids are whole numbers from 0 to {vocabulary - 1}.")
+            raise RequestError(
+                f"The prompt holds {token!r:.80}; token ids are whole numbers from 0 to {vocabulary - 1}."
+            )
     if len(token_ids) > manifest.capacity:
         raise RequestError(
             f"The prompt has {len(token_ids)} tokens and a slot of this bundle holds {manifest.capacity}. "

@@ -10,11 +10,14 @@ anything runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from flashnext.export.errors import RequestError
+from flashnext.export.files import is_finite
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this mean greedy (as in vLLM): dividing by them would only overflow."""
@@ -33,7 +36,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "temperature": (0.0, math.inf, "0 (greedy) or more"),
     "top_p": (math.ulp(0.0), 1.0, "above 0 and at most 1"),
     "min_p": (0.0, 1.0, "from 0 to 1"),
-    "repetition_penalty": (math.ulp(0.0), math.inf, "above 0"),
+    "repetition_penalty": (0.01, 100.0, "from 0.01 to 100"),
     "presence_penalty": (-2.0, 2.0, "from -2 to 2"),
     "frequency_penalty": (-2.0, 2.0, "from -2 to 2"),
 }
@@ -97,12 +100,16 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        for name in (*RANGES, *WHOLE):  # numpy's numbers count as Python's
+            object.__setattr__(self, name, _plain_number(getattr(self, name)))
         for name, (low, high, allowed) in RANGES.items():
             _check_number(name, getattr(self, name), low, high, allowed)
         for name, (least, allowed) in WHOLE.items():
             _check_whole(name, getattr(self, name), least, allowed)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens = {self.min_tokens} exceeds max_tokens = {self.max_tokens}; lower it.")
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos must be True or False, found {self.ignore_eos!r:.80}.")
         object.__setattr__(self, "stop", _strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
 
@@ -128,11 +135,15 @@ def _first(*values: Any) -> Any:
     return next(v for v in values if v is not None)
 
 
+def _plain_number(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def _check_number(name: str, value: Any, low: float, high: float, allowed: str) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise RequestError(f"{name} must be a finite number, found {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
+        raise RequestError(f"{name} must be a finite number, found {value!r:.80}.")
     if not low <= value <= high:
         raise RequestError(f"{name} = {value} is out of range; it must be {allowed}.")
 
@@ -147,14 +158,22 @@ def _check_whole(name: str, value: Any, least: int, allowed: str) -> None:
 
 
 def _strings(value: Any) -> tuple[str, ...]:
-    items = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    items = () if value is None else (value,) if isinstance(value, str) else _items("stop", value, "strings")
     if not all(isinstance(s, str) and s for s in items):
-        raise RequestError(f"stop must be a string or strings, none of them empty; found {value!r}.")
+        raise RequestError(f"stop must be a string or strings, none of them empty; found {value!r:.80}.")
+    if any("\ud800" <= character <= "\udfff" for s in items for character in s):
+        raise RequestError(f"stop = {value!r:.80} is not valid Unicode (a lone surrogate); send it as UTF-8.")
     return items
 
 
+def _items(name: str, value: Any, what: str) -> tuple[Any, ...]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise RequestError(f"{name} must be a list of {what}, found {value!r:.80}.")
+    return tuple(value)
+
+
 def _token_ids(value: Any) -> tuple[int, ...]:
-    items = () if value is None else tuple(value)
+    items = () if value is None else tuple(map(_plain_number, _items("stop_token_ids", value, "token ids")))
     if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in items):
-        raise RequestError(f"stop_token_ids must be token ids (0 or more), found {value!r}.")
+        raise RequestError(f"stop_token_ids must be token ids (0 or more), found {value!r:.80}.")
     return items

@@ -39,7 +39,9 @@ class Tokenizer:
         try:
             return cls(tokenizers.Tokenizer.from_file(str(path)))
         except Exception as cause:  # the library raises plain Exception
-            raise BundleError(f"{path} is not a tokenizer that can be read ({plain(str(cause))}).") from None
+            raise BundleError(
+                f"{path} is not a tokenizer that can be read ({plain(str(cause))}). Copy it from the checkpoint again."
+            ) from None
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids; `special` adds what the tokenizer's own template adds (a rendered chat already holds it).

@@ -22,6 +22,7 @@ from polygraphy.common import TensorMetadata
 from polygraphy.comparator import Comparator, RunResults
 from polygraphy.logger import G_LOGGER
 
+from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import GraphSpec, Manifest
 from flashnext.export.progress import progress_bar
 from flashnext.runtime.engines import open_engine
@@ -183,10 +184,12 @@ def validate(
     `tokens` is the length of the prefill (0: a short one); only one longer than the indexer's budget makes sparse
     attention choose. `tolerance` is in standard deviations of each output.
     """
+    if tolerance is not None and not 0 <= tolerance < np.inf:
+        raise RequestError(f"The tolerance {tolerance} must be a finite number, 0 or more.")
     validation = Validation(Path(bundle), engine, checkpoint, threads)
     manifest = validation.manifest
     comparison = DeviationCompare(TOLERANCES[manifest.dtype] if tolerance is None else tolerance)
-    with G_LOGGER.verbosity(G_LOGGER.ERROR):
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):  # the report says it all; Polygraphy would log to standard output
         _compare_graphs(validation, comparison, plan(manifest, tokens), FeedMaker(manifest, seed))
     return Report(engine, comparison.rows)
 

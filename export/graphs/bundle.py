@@ -213,7 +213,7 @@ def _check_target(target: Path, overwrite: bool) -> None:
                 f"{target} holds a bundle already; add --overwrite to replace it, or name another folder."
             )
     if not target.absolute().parent.is_dir():
-        raise BundleError(f"{target.absolute().parent} does not exist; make it first, or name another folder.")
+        raise BundleError(f"{target.absolute().parent} is not a folder; make it first, or name another folder.")
 
 
 def beside_path(manifest: Manifest, bundle: Path, graph: str) -> Path:
@@ -231,10 +231,11 @@ def write_beside(bundle: Path, manifest: Manifest) -> list[Path]:
             shutil.copyfile(bundle / spec.file, partial)
             os.replace(partial, path)
         except OSError as cause:
-            partial.unlink(missing_ok=True)
             raise BundleError(
                 f"{path} cannot be written ({cause}); --beside needs a checkpoint folder that can be written to. "
                 f"The bundle itself is whole at {bundle}."
             ) from None
+        finally:
+            partial.unlink(missing_ok=True)
         written.append(path)
     return written

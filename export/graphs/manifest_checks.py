@@ -7,15 +7,15 @@ graphs and the configuration, and the runtime checks them against the checkpoint
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from flashnext.export.errors import BundleError, ConfigError
-from flashnext.export.files import plain
+from flashnext.export.files import is_finite, plain
 from flashnext.export.graphs.io import BuildOptions, graph_names, graph_spec
 from flashnext.export.graphs.manifest import GraphSpec, Manifest, NgramSpec, TensorSpec, WeightSpec
+from flashnext.export.ops import schema
 
 WEIGHT_DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "uint8")
 
@@ -34,14 +34,18 @@ def check_manifest(manifest: Manifest, path: Path) -> None:
 def _faults(manifest: Manifest, folder: Path) -> Iterator[str]:
     yield from _file_faults(manifest, folder)
     yield from _size_faults(manifest)
+    if dict(manifest.ops) != {op.name: schema.VERSION for op in schema.OPS}:
+        yield f"its custom ops {dict(manifest.ops)!s:.200} are not those of this release (version {schema.VERSION})"
     yield from _graph_faults(manifest)
     yield from _weight_faults(manifest)
+    if sorted(n.layer for n in manifest.ngrams) != sorted(manifest.config.ngram_layers):
+        yield f"its n-gram tables are not those of the layers {list(manifest.config.ngram_layers)}"
     for ngram in manifest.ngrams:
         yield from _ngram_faults(manifest, ngram)
     if any(token >= manifest.config.vocab_size for token in manifest.stop_token_ids):
         yield f"stop_token_ids {list(manifest.stop_token_ids)!s:.80} exceed the vocabulary"
     for name, value in manifest.sampling_defaults.items():
-        if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
+        if not isinstance(value, (bool, int, float)) or not is_finite(value):
             yield f"sampling_defaults has {name!r:.40} = {value!r:.40}, expected a number"
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,12 +34,9 @@ def whole_or_nothing(target: Path) -> Iterator[Path]:
         BundleError: it cannot be made or written.
     """
     target = target.absolute()
-    try:
-        _tidy(target)
-        work = _hidden_folder(target, WORK)
-    except OSError as cause:
-        raise BundleError(f"The bundle cannot be written beside {target} ({cause}); name another folder.") from None
-    try:
+    work = _hidden_path(target, WORK)
+    try:  # before the folder is there, so that an interruption at any moment removes it
+        _make(work, target)
         with _locked(work):
             yield work
             work.chmod(0o755)
@@ -50,8 +47,16 @@ def whole_or_nothing(target: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _hidden_folder(target: Path, kind: str) -> Path:
-    return Path(tempfile.mkdtemp(prefix=f".{target.name}.{kind}-", dir=target.parent))
+def _make(work: Path, target: Path) -> None:
+    try:
+        _tidy(target)
+        work.mkdir(0o700)
+    except OSError as cause:
+        raise BundleError(f"The bundle cannot be written beside {target} ({cause}); name another folder.") from None
+
+
+def _hidden_path(target: Path, kind: str) -> Path:
+    return target.with_name(f".{target.name}.{kind}-{secrets.token_hex(4)}")
 
 
 def _replace(work: Path, target: Path) -> None:
@@ -59,7 +64,8 @@ def _replace(work: Path, target: Path) -> None:
     if not target.exists():
         os.replace(work, target)
         return
-    old = _hidden_folder(target, OLD)
+    old = _hidden_path(target, OLD)
+    old.mkdir(0o700)
     with _locked(old):
         os.replace(target, old / target.name)
         try:

@@ -63,10 +63,10 @@ def rope_scaling(text: str) -> dict[str, Any]:
     kind, _, factor = text.partition(":")
     try:
         value = {"rope_type": "yarn", "factor": float(factor)} if kind == "yarn" else json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"expected {SCALING_FORMS}, found {text!r}")
+    if not isinstance(value, dict) or not {"rope_type", "type"} & set(value):
+        raise argparse.ArgumentTypeError(f"expected {SCALING_FORMS}, found {text!r:.80}")
     return value
 
 

@@ -11,7 +11,9 @@ and exit code 2; `--verbose` adds the traceback. A fault of this program keeps i
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.metadata
+import io
 import os
 import signal
 import sys
@@ -50,8 +52,8 @@ Each command explains itself: flashnext COMMAND --help
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:  # as a program: a request to end cleans up like Ctrl-C does
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    if argv is None:
+        _set_up_process()
     try:
         code = _dispatch(words)
         sys.stdout.flush()  # a broken pipe shows here, not while the interpreter exits
@@ -61,6 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nflashnext: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _set_up_process() -> None:
+    """As a program: a request to end cleans up like Ctrl-C does, closed streams are empty ones, and a terminal that
+    cannot show a character shows a question mark."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (for the process's whole life)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _dispatch(words: list[str]) -> int:
@@ -121,6 +134,8 @@ def _message(error: Exception) -> str | None:
         return extra and f"This needs the package {error.name}. Install it with: pip install 'flashnext-trt[{extra}]'"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}. Check that the path exists and that you may use it."
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        return f"The output cannot be written ({error.strerror}). Make room, or send it elsewhere."
     return None
 
 

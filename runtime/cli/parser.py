@@ -28,6 +28,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         sentence = message[:1].upper() + message[1:]
+        if message.endswith("expected one argument"):
+            sentence += " (one that begins with a dash is given with =, as in --option=-value)"
         raise UsageError(f"{sentence}. See: {self.prog} --help")
 
     def option_names(self) -> list[str]:
@@ -75,10 +77,10 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}") from None
+            raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r:.80}") from None
         if value < low or (high is not None and value > high):
             bounds = f"at least {low}" if high is None else f"from {low} to {high}"
-            raise argparse.ArgumentTypeError(f"expected a whole number {bounds}, found {text}")
+            raise argparse.ArgumentTypeError(f"expected a whole number {bounds}, found {text:.80}")
         return value
 
     return convert
@@ -98,4 +100,4 @@ def token_ids(text: str) -> list[int]:
     try:
         return [int(word) for word in words]
     except ValueError:
-        raise argparse.ArgumentTypeError(f'expected token ids such as "1,2,3", found {text!r}') from None
+        raise argparse.ArgumentTypeError(f'expected token ids such as "1,2,3", found {text!r:.80}') from None

@@ -48,9 +48,18 @@ def _checked(text: str) -> str:
     return text
 
 
+def read_line() -> str:
+    """The next line of a conversation; empty at its end."""
+    return _decoded(sys.stdin.buffer.readline())
+
+
 def _standard_input() -> str:
+    return _decoded(sys.stdin.buffer.read())
+
+
+def _decoded(data: bytes) -> str:
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as cause:
         raise UsageError(
             f"Standard input is not valid UTF-8: byte {cause.object[cause.start]:#04x} at offset {cause.start}. "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashnext.export.progress import progress_bar
 from flashnext.runtime.cli.parser import Commands, Parser, UsageError, token_ids, whole_number
-from flashnext.runtime.cli.prompts import Prompt, read_prompt, system_messages, to_tokens
+from flashnext.runtime.cli.prompts import Prompt, read_line, read_prompt, system_messages, to_tokens
 from flashnext.runtime.cli.sampling_options import add_sampling_options, given_sampling
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _converse(llm: LLM, params: SamplingParams, arguments: argparse.Namespace) -
     messages: list[Mapping[str, Any]] = [*system_messages(arguments)]
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        line = read_line()
         if not line:
             return
         if line.strip():

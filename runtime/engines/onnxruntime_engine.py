@@ -16,6 +16,7 @@ import onnxruntime as ort
 
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import EngineError
+from flashnext.export.files import plain
 from flashnext.export.graphs.manifest import GraphSpec, Manifest, TensorSpec
 from flashnext.runtime.engines.base import Array, numpy_dtype
 
@@ -42,7 +43,9 @@ class OnnxRuntimeEngine:
                 path.read_bytes(), _session_options(checkpoint.common_parent, threads), ["CPUExecutionProvider"]
             )
         except Exception as cause:
-            raise EngineError(f"ONNX Runtime cannot load {path}: {str(cause).splitlines()[0]}") from cause
+            reason = plain(str(cause).splitlines()[0]).rstrip(".")
+            raise EngineError(f"ONNX Runtime cannot load {path}: {reason}. Export the bundle again.") from cause
+        _check_ports(self.spec, self._session, path)
         self._inputs = {t.name: t for t in self.spec.inputs}
         self._outputs = [t for t in self.spec.outputs if t.role != "state"]
         self._bound: dict[str, tuple[Array, ort.OrtValue]] = {}
@@ -97,9 +100,25 @@ def _session_options(weights: Path, threads: int | None) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights))
     options.log_severity_level = 3
-    if count := threads or int(os.environ.get("OMP_NUM_THREADS", 0)):
+    if count := threads or _threads_of_environment():
         options.intra_op_num_threads = count
     return options
+
+
+def _threads_of_environment() -> int:
+    """OMP_NUM_THREADS, which may be a list for nested levels (`4,2`) or no number at all; 0: the engine's choice."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(first) if first.isdecimal() and len(first) < 5 else 0
+
+
+def _check_ports(spec: GraphSpec, session: ort.InferenceSession, path: Path) -> None:
+    """The graph has the inputs and outputs that the manifest lists, or it is another one."""
+    for listed, there in ((spec.inputs, session.get_inputs()), (spec.outputs, session.get_outputs())):
+        if differing := {t.name for t in listed} ^ {t.name for t in there}:
+            raise EngineError(
+                f"{path} is not the graph that the manifest describes: it differs in {plain(min(differing))}. "
+                "Export the bundle again."
+            )
 
 
 def _check(spec: TensorSpec, array: Array) -> None:

@@ -172,14 +172,46 @@ def test_prompts_that_cannot_be_served(llm: LLM, prompts: object, sentence: str)
 def test_parameters_and_life_cycle(random_bundle: Path, llm: LLM) -> None:
     with pytest.raises(RequestError, match="2 prompts and 1 sampling parameters"):
         llm.generate(["a", "b"], [GREEDY])
-    with pytest.raises(RequestError, match="A chat needs a list of messages"):
-        llm.chat([])
+    for params in ({"temperature": 0}, [None, None], "hot", 5):
+        with pytest.raises(RequestError, match=r"sampling parameters|Sampling parameters must be"):
+            llm.generate(["a", "b"], params)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="Sampling parameters must be"):
+        llm.stream("a", "hot")  # type: ignore[arg-type]
+    for messages in ([], None, "hi", {"role": "user"}):
+        with pytest.raises(RequestError, match="A chat needs a list of messages"):
+            llm.chat(messages)  # type: ignore[arg-type]
+    for sequences in (5, None, "abc"):
+        with pytest.raises(RequestError, match="Scores need a list of sequences"):
+            llm.score(sequences)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="Every token of the vocabulary is a stop token"):
+        llm.generate("a", SamplingParams(min_tokens=1, stop_token_ids=range(512)))
+    for option in ({"threads": 0}, {"threads": "2"}, {"prefill_chunk": 8.5}, {"max_batch": "1"}):
+        with pytest.raises(RequestError, match=f"{next(iter(option))} = .* must be a whole number"):
+            LLM(random_bundle, **option)  # type: ignore[arg-type]
     closed = LLM(random_bundle, threads=1)
     closed.close()
     closed.close()
     for call in (lambda: closed.generate("a"), lambda: closed.score([[1]]), lambda: closed.stream("a")):
         with pytest.raises(RequestError, match="has been closed"):
             call()
+
+
+def test_a_stream_of_a_closed_llm_says_so(random_bundle: Path) -> None:
+    llm = LLM(random_bundle, threads=1)
+    stream = llm.stream("a", GREEDY)
+    next(stream)
+    llm.close()
+    with pytest.raises(RequestError, match="has been closed"):
+        next(stream)
+
+
+@pytest.mark.parametrize("value", ["4,2", "", "all", "-1", "99999999999"])
+def test_thread_settings_of_the_environment_that_are_no_number(
+    random_bundle: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    with LLM(random_bundle) as llm:
+        assert len(llm.generate([[1]], GREEDY)[0].token_ids) == 12
 
 
 def test_token_ids_may_be_numpy(llm: LLM) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flashnext.export.errors import RequestError
@@ -16,12 +17,14 @@ from flashnext.runtime.sampling_params import SamplingParams
         ("temperature", -0.1, "temperature = -0.1 is out of range; it must be 0"),
         ("temperature", float("nan"), "finite number"),
         ("temperature", "hot", "finite number"),
+        ("temperature", 10**400, "finite number"),
         ("top_p", 0.0, "above 0 and at most 1"),
         ("top_p", 1.01, "above 0 and at most 1"),
         ("top_k", -2, "1 or more"),
         ("top_k", 2.5, "whole number"),
         ("min_p", 1.5, "from 0 to 1"),
-        ("repetition_penalty", 0.0, "above 0"),
+        ("repetition_penalty", 0.0, "from 0.01 to 100"),
+        ("repetition_penalty", 1e300, "from 0.01 to 100"),  # would make infinite logits
         ("presence_penalty", 2.5, "from -2 to 2"),
         ("frequency_penalty", -3.0, "from -2 to 2"),
         ("max_tokens", 0, "1 or more"),
@@ -32,8 +35,13 @@ from flashnext.runtime.sampling_params import SamplingParams
         ("logprobs", -1, "0 or more"),
         ("stop", [""], "none of them empty"),
         ("stop", [3], "strings"),
+        ("stop", 5, "list of strings"),
+        ("stop", {"a": 1}, "list of strings"),
+        ("stop", "\udcff", "not valid Unicode"),
+        ("ignore_eos", "no", "True or False"),
         ("stop_token_ids", [-1], "token ids"),
         ("stop_token_ids", ["a"], "token ids"),
+        ("stop_token_ids", 5, "list of token ids"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(name: str, value: Any, sentence: str) -> None:
@@ -51,6 +59,12 @@ def test_stop_may_be_one_string() -> None:
     assert SamplingParams(stop="END").stop_strings == ("END",)
     assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
     assert SamplingParams().stop_strings == ()
+
+
+def test_numbers_of_numpy_count_as_pythons() -> None:
+    params = SamplingParams(temperature=np.float32(0.5), max_tokens=np.int64(3), stop_token_ids=np.array([4]))  # type: ignore
+    assert params == SamplingParams(temperature=0.5, max_tokens=3, stop_token_ids=[4])
+    assert type(params.max_tokens) is int
 
 
 def test_none_means_the_models_default_and_then_neutral() -> None:

@@ -76,6 +76,21 @@ def test_manifest_that_names_a_file_elsewhere(bundle: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("ngrams", [], "n-gram tables are not those of the layers"),
+        ("ops", {"SparseMoE": 7}, "custom ops .* are not those of this release"),
+        ("sampling_defaults", {"temperature": 10**400}, "expected a number"),
+    ],
+)
+def test_manifest_that_does_not_fit(bundle: Path, key: str, value: object, words: str) -> None:
+    raw = json.loads((bundle / "manifest.json").read_text())
+    (bundle / "manifest.json").write_text(json.dumps(raw | {key: value}))
+    with pytest.raises(BundleError, match=words):
+        Manifest.read(bundle)
+
+
+@pytest.mark.parametrize(
     "content",
     [b"[" * 100_000, b'{"weight_map":' + b"[[]," * (MAX_JSON_VALUES // 2 + 1), b"{" + b" " * (33 << 20), b"9" * 5000],
 )

@@ -54,6 +54,8 @@ def test_every_option_arrives(exported: list[Any]) -> None:
         (["--indexer-budget", "33"], "indexer_budget = 33 is not a multiple"),
         (["--rope-scaling", '{"rope_type": "linear"}'], "'linear' is not one of"),
         (["--rope-scaling", "yarn:0"], "factor = 0.0 is outside"),
+        (["--rope-scaling", '{"rope_type": "yarn", "factor": 1' + "0" * 400 + "}"], "factor must be a finite number"),
+        (["--indexer-budget", str(4 * 10**11)], "indexer_budget = 400000000000 is outside"),
     ],
 )
 def test_option_that_does_not_fit_the_model(

@@ -61,6 +61,7 @@ def test_help_loads_nothing_heavy() -> None:
         (["run", "b", "--max-tokens", "0"], "at least 1, found 0"),
         (["run", "b", "--top-p", "most"], "expected a number, found 'most'"),
         (["run", "b", "--token-ids", "1,x"], "found '1,x'"),
+        (["run", "b", "--prompt", "-x"], "--option=-value"),
         (["export", "c", "b", "--window", "65"], "from 1 to 64, found 65"),
         (["export", "c", "b", "--dtype", "int4"], "invalid choice: 'int4'"),
         (["export", "c", "b", "--rope-scaling", "yarn:long"], "found 'yarn:long'"),
@@ -103,6 +104,7 @@ def test_interruption_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     [
         (ModuleNotFoundError("No module named 'torch'", name="torch"), "pip install 'flashnext-trt[export]'"),
         (PermissionError(13, "Permission denied", "bundle"), "bundle: Permission denied"),
+        (OSError(28, "No space left on device"), "cannot be written (No space left on device). Make room"),
         (FlashNextError("one\n  - two"), "one\n  - two"),
     ],
 )

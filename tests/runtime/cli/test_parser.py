@@ -26,7 +26,7 @@ def test_rope_scaling(text: str, value: dict[str, object]) -> None:
     assert rope_scaling(text) == value
 
 
-@pytest.mark.parametrize("text", ["4", "yarn:", "yarn:x", "[1]", "{"])
+@pytest.mark.parametrize("text", ["4", "yarn:", "yarn:x", "[1]", "{", "{}", '{"factor": 4}', "[" * 100_000])
 def test_rope_scaling_of_another_form(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="yarn:FACTOR"):
         rope_scaling(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -205,6 +206,30 @@ def test_no_prompt_at_a_terminal(
     give_input(monkeypatch, b"", terminal=True)
     assert run(random_bundle) == 2
     assert "Use --prompt TEXT" in capsys.readouterr().err
+
+
+def test_conversation_that_is_not_utf8(
+    random_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give_input(monkeypatch, b"one\ncaf\xe9\n", terminal=True)
+    assert run(random_bundle, "--chat", *GREEDY) == 2
+    assert "byte 0xe9 at offset 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("streams", [">&-", "<&-", "2>&-"])
+def test_streams_that_are_closed_or_narrow(random_bundle: Path, streams: str) -> None:
+    """The text holds characters beyond ASCII; a terminal that cannot show them shows question marks."""
+    command = f'exec "$0" -m flashnext.runtime.cli.main run "$1" --token-ids 64 --seed 1 --max-tokens 20 {streams}'
+    run = subprocess.run(
+        ["sh", "-c", command, sys.executable, random_bundle],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert b"Traceback" not in run.stderr
+    assert run.stdout.isascii()
 
 
 def test_not_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

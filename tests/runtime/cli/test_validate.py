@@ -26,6 +26,17 @@ def test_error_above_the_tolerance_ends_with_1(random_bundle: Path, capsys: pyte
     assert "differ by more than the tolerance" in captured.err
 
 
+def test_differences_leave_one_json_object(random_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(random_bundle), "--tolerance", "0", "--json"]) == 1
+    assert not json.loads(capsys.readouterr().out)["passed"]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_tolerance_that_is_none(random_bundle: Path, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(random_bundle), f"--tolerance={value}"]) == 2
+    assert "must be a finite number, 0 or more" in capsys.readouterr().err
+
+
 def test_prefill_that_does_not_fit(random_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(random_bundle), "--tokens", "1000"]) == 2
     assert "Choose --tokens from 9 to 250" in capsys.readouterr().err
