@@ -6,7 +6,6 @@ from typing import Any, cast
 
 from flashnext.export.files import is_finite
 
-
 MAX_SIZE = 1 << 24
 """Bound of every size that has no tighter one."""
 

@@ -148,6 +148,13 @@ def test_equal_seeds_draw_equal_tokens_and_draws_are_independent_of_the_past() -
     assert len({uniform(s, i) for s in (-1, 0, 7) for i in range(100)}) == 300
 
 
+def test_every_place_of_a_text_has_a_draw_of_its_own() -> None:
+    """A draw that were the same at each place would still be equal for equal seeds."""
+    sampler = Sampler(SamplingParams().sampling({}), [1], seed=5)
+    said = [sampler.sample(np.zeros(1000, np.float32)) for _ in range(50)]
+    assert said == [int(uniform(5, place) * 1000) for place in range(50)]
+
+
 def test_draw_follows_the_weights() -> None:
     weights = np.array([0.0, 1.0, 0.0, 3.0])
     assert [draw(weights, f) for f in (0.0, 0.2499, 0.25, 0.999, 1.0)] == [1, 1, 3, 3, 3]
