@@ -1,6 +1,6 @@
-// The K largest of many non-negative floats, exactly and always the same ones: ties go to the lower index.
+// The K largest of many keys, exactly and always the same ones: ties go to the lower index.
 //
-// Bits of a non-negative float order like the float. Four passes of eight bits find the K-th largest value and how many
+// A key is an unsigned integer (common/order.h makes one of a float). Four passes of eight bits find the K-th largest value and how many
 // equal to it are still wanted; one more pass, in index order, writes the indices. Only integers are counted with atomics,
 // so no order of threads can change the result.
 #pragma once
@@ -21,9 +21,7 @@ struct SelectShared {
   unsigned totals[2][kSelectWarps];
 };
 
-__device__ __forceinline__ unsigned score_key(float score) { return __float_as_uint(score + 0.0f); }
-
-// Many scores are exactly 0 (or alike): lanes with the first lane's digit count as one.
+// Many keys are alike (scores that are exactly 0): lanes with the first lane's digit count as one.
 __device__ __forceinline__ void count_digit(SelectShared& shared, bool valid, unsigned digit) {
   const unsigned first = __shfl_sync(kAllLanes, digit, 0);
   const unsigned same = __ballot_sync(kAllLanes, valid && digit == first);
@@ -53,9 +51,10 @@ __device__ __forceinline__ void choose_digit(SelectShared& shared, int shift) {
   }
 }
 
-// Indices of the `wanted` largest of `count` scores (more than wanted), ascending, into `chosen`. For the whole block.
-__device__ __forceinline__ void select_largest(const float* scores, int count, int wanted, int* chosen,
-                                               SelectShared& shared) {
+// The `wanted` largest of `count` (more than wanted) keys: `take(place, i)` for each, places in the order of i. For the
+// whole block.
+template <class Keys, class Take>
+__device__ __forceinline__ void select_largest(Keys key_of, int count, int wanted, Take take, SelectShared& shared) {
   const int padded = (count + kSelectThreads - 1) / kSelectThreads * kSelectThreads;
   if (threadIdx.x == 0) {
     shared.prefix = 0;
@@ -66,7 +65,7 @@ __device__ __forceinline__ void select_largest(const float* scores, int count, i
     __syncthreads();
     const unsigned prefix = shared.prefix;
     for (int i = threadIdx.x; i < padded; i += kSelectThreads) {
-      const unsigned key = i < count ? score_key(load(scores + i)) : 0;
+      const unsigned key = i < count ? key_of(i) : 0;
       const bool valid = i < count && (shift == 24 || key >> (shift + 8) == prefix >> (shift + 8));
       count_digit(shared, valid, key >> shift & (kDigits - 1));
     }
@@ -79,7 +78,7 @@ __device__ __forceinline__ void select_largest(const float* scores, int count, i
   const unsigned below = (1u << lane) - 1;
   unsigned larger_before = 0, equal_before = 0;
   for (int i = threadIdx.x; i < padded; i += kSelectThreads) {
-    const unsigned key = i < count ? score_key(load(scores + i)) : 0;
+    const unsigned key = i < count ? key_of(i) : 0;
     const unsigned larger = __ballot_sync(kAllLanes, i < count && key > threshold);
     const unsigned equal = __ballot_sync(kAllLanes, i < count && key == threshold);
     if (lane == 0) {
@@ -98,7 +97,7 @@ __device__ __forceinline__ void select_largest(const float* scores, int count, i
     equal_here += unsigned(__popc(equal & below));
     const bool taken = larger >> lane & 1 || (equal >> lane & 1 && equal_here < equals);
     // Ascending places: all larger ones and the wanted equal ones with a lower index come before.
-    if (taken) store(chosen + larger_here + min(equal_here, equals), i);
+    if (taken) take(int(larger_here + min(equal_here, equals)), i);
     __syncthreads();
   }
 }

@@ -1,6 +1,7 @@
 // Scores of the complete blocks, and the choice among them. Both do nothing where all complete blocks fit the budget.
 #pragma once
 
+#include "common/order.h"
 #include "common/select.h"
 #include "sparse_attention/plan.h"
 
@@ -74,7 +75,10 @@ __global__ void __launch_bounds__(kSelectThreads) choose(SparseAttentionParams p
   int* chosen = workspace(p).chosen + place * p.budget_blocks;
   const int complete = empty ? 0 : complete_blocks(p, query);
   if (complete > p.budget_blocks) {
-    select_largest(workspace(p).scores + place * p.index_blocks, complete, p.budget_blocks, chosen, *shared);
+    const float* scores = workspace(p).scores + place * p.index_blocks;
+    const auto key = [&](int i) { return ordered(load(scores + i)); };
+    const auto take = [&](int at, int i) { store(chosen + at, i); };
+    select_largest(key, complete, p.budget_blocks, take, *shared);
   } else {
     for (int i = threadIdx.x; i < p.budget_blocks; i += blockDim.x) store(chosen + i, i < complete ? i : -1);
   }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "common/memory.h"
+#include "common/order.h"
 #include "common/reduce.h"
 #include "sparse_moe/params.h"
 
@@ -14,16 +15,6 @@ namespace flashnext::sparse_moe {
 constexpr int kMaxExperts = 512;
 constexpr int kMaxTopK = 16;
 constexpr int kLaneExperts = kMaxExperts / kWarpSize;
-
-// Same order as the floats; 0 is below all of them. The sum makes -0 the 0 that it equals.
-__device__ __forceinline__ uint32_t ordered(float x) {
-  const uint32_t bits = __float_as_uint(x + 0.0f);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-__device__ __forceinline__ float from_ordered(uint32_t key) {
-  return __uint_as_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
-}
 
 struct Choice {
   int expert[kMaxTopK];

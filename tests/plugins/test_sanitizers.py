@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from candidates_case import candidates_case
 from gated_delta_net_case import SMALL, Row, gated_delta_net_case
 from gated_residual_case import gated_residual_case
 from kernel_checks import Case
@@ -25,6 +26,7 @@ from flashnext.plugins.host_library import HostKernels
 BF16 = torch.bfloat16
 NGRAM = {"branches": 2, "hidden": 24, "width": 4, "dilation": 3}
 CASES: dict[str, Callable[[], Case]] = {
+    "candidates": lambda: candidates_case(rows=2, vocabulary=5000, count=9, dtype=BF16),
     "gated_delta_net": lambda: gated_delta_net_case([Row(20, 3, 2), Row(2, 2, 1)], 2, **SMALL, dtype=BF16),
     "gated_residual": lambda: gated_residual_case("pending", tokens=2, branches=3, hidden=40, rank=24, dtype=BF16),
     "ngram_injection": lambda: ngram_injection_case(

@@ -1,0 +1,58 @@
+"""The candidate selection against a stable sort: the same values, the same indices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from candidates_case import candidates_case
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_checks import EXAMPLES, Case, assert_deterministic
+
+from flashnext.export.errors import PluginError
+from flashnext.plugins.host_library import HostKernels
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def check(case: Case, kernels: HostKernels) -> None:
+    outputs, _ = case.run(kernels)
+    for name, want in case.expected.items():
+        assert torch.equal(outputs[name], want), name
+
+
+@EXAMPLES
+@given(
+    rows=st.integers(1, 3),
+    vocabulary=st.sampled_from([1, 7, 511, 512, 513, 4096, 4097, 9000]),
+    count=st.sampled_from([1, 2, 31, 256, 512]),
+    dtype=st.sampled_from([F32, BF16]),
+    logits=st.sampled_from(["free", "tied", "equal"]),
+    seed=st.integers(0, 100),
+)
+def test_random_shapes(
+    kernels: HostKernels, rows: int, vocabulary: int, count: int, dtype: torch.dtype, logits: str, seed: int
+) -> None:
+    sizes = {"rows": rows, "vocabulary": vocabulary, "count": min(count, vocabulary)}
+    check(candidates_case(**sizes, dtype=dtype, logits=logits, seed=seed), kernels)
+
+
+@pytest.mark.parametrize("count", [1, 256])
+@pytest.mark.parametrize("logits", ["free", "tied"])
+def test_official_vocabulary(kernels: HostKernels, logits: str, count: int) -> None:
+    check(candidates_case(rows=1, vocabulary=248320, count=count, dtype=BF16, logits=logits), kernels)
+
+
+def test_logits_of_minus_infinity_come_last(kernels: HostKernels) -> None:
+    check(candidates_case(rows=1, vocabulary=9000, count=512, logits="infinite"), kernels)
+
+
+def test_same_bits_under_every_schedule(kernels: HostKernels) -> None:
+    assert_deterministic(candidates_case(rows=2, vocabulary=5000, count=20, logits="tied"), kernels, schedules=8)
+
+
+def test_more_candidates_than_the_vocabulary_are_refused(kernels: HostKernels) -> None:
+    case = candidates_case(rows=1, vocabulary=4, count=4)
+    case.values["values"], case.values["indices"] = torch.zeros(1, 5), torch.zeros(1, 5, dtype=torch.int32)
+    with pytest.raises(PluginError, match="at most the vocabulary"):
+        case.run(kernels)
