@@ -130,8 +130,9 @@ def _message(error: Exception) -> str | None:
     if isinstance(error, FlashNextError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
-        extra = EXTRAS.get((error.name or "").split(".")[0])
-        return extra and f"This needs the package {error.name}. Install it with: pip install 'flashnext-trt[{extra}]'"
+        package = (error.name or "").split(".")[0]
+        extra = EXTRAS.get(package)
+        return extra and f"This needs the package {package}. Install it with: pip install 'flashnext-trt[{extra}]'"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}. Check that the path exists and that you may use it."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):

@@ -103,6 +103,7 @@ def test_interruption_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     ("error", "words"),
     [
         (ModuleNotFoundError("No module named 'torch'", name="torch"), "pip install 'flashnext-trt[export]'"),
+        (ModuleNotFoundError("No module named 'onnx.helper'", name="onnx.helper"), "the package onnx. Install it"),
         (PermissionError(13, "Permission denied", "bundle"), "bundle: Permission denied"),
         (OSError(28, "No space left on device"), "cannot be written (No space left on device). Make room"),
         (FlashNextError("one\n  - two"), "one\n  - two"),
