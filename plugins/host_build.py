@@ -57,13 +57,13 @@ def build(kind: str = "plain", kernels: Sequence[Path] | None = None, flags: Seq
     runtime = [s for s in sorted(SOURCES.glob("host/*.cpp")) if s.name != "replay.cpp"]
     program = [] if kind == "plain" else [SOURCES / "host/replay.cpp"]
     folder = cache_folder()
-    with _locked(folder):
+    with locked(folder):
         jobs = [(s, [*COMMON, *RUNTIME]) for s in (*runtime, *program)]
         jobs += [(s, [*COMMON, *KERNEL, *BUILDS[kind], *flags]) for s in (SOURCES / "abi.cpp", *kernels)]
         with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILERS)) as pool:
             objects = list(pool.map(lambda job: _compile(folder, *job), jobs))
         result = _link(folder, objects, kind)
-        _remove_old(folder)
+        remove_old(folder)
     return result
 
 
@@ -88,7 +88,7 @@ def compiler() -> tuple[str, str]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """One build at a time: test processes that start side by side wait for the first one's result."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -98,35 +98,39 @@ def _locked(folder: Path) -> Iterator[None]:
 def _compile(folder: Path, source: Path, flags: Sequence[str]) -> Path:
     language = ["-x", "c++"] if source.suffix == ".cu" else []
     flags = [*flags, f"-I{SOURCES}", *language]
-    target = folder / f"{source.parent.name}-{source.stem}-{_key(source, flags)}.o"
-    return _make(target, ["-c", str(source)], flags)
+    target = folder / f"{source.parent.name}-{source.stem}-{source_key(source, [compiler()[1], *flags])}.o"
+    return make(target, [compiler()[0], *flags, "-c", str(source)])
 
 
 def _link(folder: Path, objects: Sequence[Path], kind: str) -> Path:
     flags = ["-shared"] if kind == "plain" else BUILDS[kind]
-    key = hashlib.sha256("\n".join([*(o.name for o in objects), *flags]).encode()).hexdigest()[:16]
+    key = digest([*(o.name for o in objects), *flags])
     target = folder / (f"kernels-{key}.so" if kind == "plain" else f"replay-{kind}-{key}")
-    return _make(target, [str(o) for o in objects], flags)
+    return make(target, [compiler()[0], *flags, *map(str, objects)])
 
 
-def _make(target: Path, inputs: Sequence[str], flags: Sequence[str]) -> Path:
+def make(target: Path, command: Sequence[str]) -> Path:
+    """Run the command (which gets `-o target`) unless the target is there."""
     if target.exists():
         target.touch()
         return target
     unfinished = target.with_suffix(".unfinished")
-    command = [compiler()[0], *flags, *inputs, "-o", str(unfinished)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = subprocess.run([*command, "-o", str(unfinished)], capture_output=True, text=True, check=False)
     if run.returncode:
-        raise PluginError(f"g++ failed. The command:\n{' '.join(command)}\nIts messages:\n{run.stderr}")
+        name = Path(command[0]).name
+        raise PluginError(f"{name} failed. The command:\n{' '.join(command)}\nIts messages:\n{run.stderr}")
     unfinished.replace(target)
     return target
 
 
-def _key(source: Path, flags: Sequence[str]) -> str:
-    digest = hashlib.sha256(f"{compiler()[1]}\n{flags}\n".encode())
-    for file in sorted(_with_headers(source)):
-        digest.update(f"{file}\n".encode() + file.read_bytes())
-    return digest.hexdigest()[:16]
+def digest(parts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def source_key(source: Path, circumstances: Sequence[str]) -> str:
+    """Hash of a source, the headers that it includes, and how it is compiled."""
+    files = [f"{file}\n{file.read_text(encoding='utf-8')}" for file in sorted(_with_headers(source))]
+    return digest([*circumstances, *files])
 
 
 def _with_headers(source: Path) -> set[Path]:
@@ -143,7 +147,7 @@ def _with_headers(source: Path) -> set[Path]:
     return found
 
 
-def _remove_old(folder: Path) -> None:
+def remove_old(folder: Path) -> None:
     limit = time.time() - MAX_AGE_S
     for file in folder.iterdir():
         if file.stat().st_mtime < limit:

@@ -22,20 +22,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashnext.export.errors import PluginError
 from flashnext.plugins.host_build import SOURCES, build
-from flashnext.plugins.params import Params, address, byte_count, fill, read_params
+from flashnext.plugins.kernel_library import KernelLibrary, raise_for
+from flashnext.plugins.params import Params, address, byte_count
 from flashnext.plugins.replay import Buffer, replay
 
 SCHEDULES = {"forward": 0, "backward": 1, "priority": 2, "uniform": 3}
 LATE_COPIES = {"never": 0, "always": 1, "sometimes": 2}
 WATCH = {"nothing": 0, "sectors": 1, "conflicts": 2}
-REJECTED = 1
-"""Status of arguments that the op refuses (common/status.h)."""
-
-
-class KernelError(Exception):
-    """A launch that failed: what the host runtime or a sanitizer found in the kernel."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +53,12 @@ class Report(NamedTuple):
     sectors: int
 
 
-class HostKernels:
+class HostKernels(KernelLibrary):
     """A kernel library for the host execution."""
 
     def __init__(self, path: Path, kind: str, folder: Path, replay_program: Path | None = None) -> None:
-        self.kind, self.folder, self._replay_program = kind, folder, replay_program
-        self._library = ctypes.CDLL(str(path))
-        self._library.flashnext_workspace.restype = ctypes.c_int64
-        self._library.flashnext_params_size.restype = ctypes.c_int64
-        self._library.flashnext_message.restype = ctypes.c_char_p
-        self._params: dict[str, Params] = {}
+        super().__init__(path, folder)
+        self.kind, self._replay_program = kind, replay_program
         self._lock = threading.Lock()
 
     @classmethod
@@ -87,19 +77,6 @@ class HostKernels:
         program = None if kind == "plain" else build(kind, kernels, flags)
         return cls(build("plain", kernels, flags), kind, folder, program)
 
-    def params(self, op: str) -> Params:
-        """The op's parameter struct, checked against the library's idea of it."""
-        if op not in self._params:
-            params = read_params(op, self.folder)
-            size = self._library.flashnext_params_size(op.encode())
-            if size != ctypes.sizeof(params.struct):
-                raise PluginError(
-                    f"The kernels' {op} takes {size} bytes of parameters, {op}/params.h has "
-                    f"{ctypes.sizeof(params.struct)}. Write its fields as plugins/params.py reads them."
-                )
-            self._params[op] = params
-        return self._params[op]
-
     def launch(self, op: str, values: Mapping[str, Any], execution: Execution | None = None) -> Report:
         """Run the op on these arrays and attributes.
 
@@ -108,12 +85,9 @@ class HostKernels:
             KernelError: the kernel failed.
         """
         execution = execution or Execution()
-        params = self.params(op)
-        struct = fill(params, values)
-        workspace = np.full(self._library.flashnext_workspace(op.encode(), ctypes.byref(struct)), 0xFF, np.uint8)
-        struct.workspace = address(workspace)
+        struct, workspace = self.prepare(op, values, lambda size: np.full(size, 0xFF, np.uint8))
         if self._replay_program:
-            buffers = self._buffers(params, {**values, "workspace": workspace})
+            buffers = self._buffers(self.params(op), {**values, "workspace": workspace})
             totals = self._replay(op, struct, buffers, execution)
         else:
             totals = self._launch(op, struct, execution)
@@ -126,11 +100,10 @@ class HostKernels:
                 SCHEDULES[execution.schedule], ctypes.c_uint64(execution.seed), LATE_COPIES[execution.late_copies]
             )
             self._library.simt_watch(WATCH[execution.watch])
-            status = self._library.flashnext_launch(op.encode(), ctypes.byref(struct))
-            message = self._library.flashnext_message().decode()
+            status, message = self.call(op, struct)
             self._library.simt_counts(totals)
             self._library.simt_watch(WATCH["nothing"])
-        _raise_for(status, message)
+        raise_for(status, message)
         return list(totals)
 
     def _replay(
@@ -141,7 +114,7 @@ class HostKernels:
         # Under ThreadSanitizer the watching itself, which all threads share, would be reported.
         watch = WATCH["nothing" if self.kind == "thread" else execution.watch]
         result = replay(self._replay_program, op, struct, buffers, (*numbers, watch))
-        _raise_for(result.status, result.message)
+        raise_for(result.status, result.message)
         return result.totals
 
     def _buffers(self, params: Params, values: Mapping[str, Any]) -> list[Buffer]:
@@ -150,10 +123,3 @@ class HostKernels:
             for f in params.fields
             if f.kind in ("tensor", "bytes") and values.get(f.name) is not None
         ]
-
-
-def _raise_for(status: int, message: str) -> None:
-    if status == REJECTED:
-        raise PluginError(message)
-    if status:
-        raise KernelError(message)

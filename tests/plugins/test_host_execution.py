@@ -10,7 +10,8 @@ from kernel_checks import Case, assert_close, assert_deterministic, poisoned
 
 from flashnext.export.errors import PluginError
 from flashnext.plugins import host_build
-from flashnext.plugins.host_library import Execution, HostKernels, KernelError
+from flashnext.plugins.host_library import Execution, HostKernels
+from flashnext.plugins.kernel_library import KernelError
 from flashnext.plugins.params import read_params
 
 HARNESS = Path(__file__).parent / "harness"
