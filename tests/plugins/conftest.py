@@ -1,6 +1,7 @@
-"""The kernels for the host execution, built once per session.
+"""The kernels, built once per session.
 
-$FLASHNEXT_HOST_KERNELS chooses the build for the whole suite: "plain" (the default), "address" or "thread".
+$FLASHNEXT_HOST_KERNELS chooses the build for the whole suite: "plain" (the default), "address" or "thread" for the host
+execution, "device" for the GPU at hand.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from on_device import OnDevice
 
 from flashnext.export.errors import PluginError
 from flashnext.plugins.host_build import compiler
@@ -24,4 +26,5 @@ def _host_compiler() -> None:
 
 @pytest.fixture(scope="session")
 def kernels(_host_compiler: None) -> HostKernels:
-    return HostKernels.load(os.environ.get("FLASHNEXT_HOST_KERNELS", "plain"))
+    kind = os.environ.get("FLASHNEXT_HOST_KERNELS", "plain")
+    return OnDevice() if kind == "device" else HostKernels.load(kind)
