@@ -8,6 +8,7 @@ The bundle is made in a hidden folder beside its target and renamed at the end, 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import os
 import shutil
@@ -126,10 +127,13 @@ def _write_bundle(
     checkpoint: Checkpoint, config: ModelConfig, options: ExportOptions, folder: Path, progress: Callable[[str], None]
 ) -> Manifest:
     manifest = describe(checkpoint, config, options)
+    graphs: dict[str, GraphSpec] = {}
     for name, spec in manifest.graphs.items():
         progress(name)
         model, _ = build_onnx(checkpoint, config, options, name, spec)
         ir.save(model, folder / spec.file)
+        graphs[name] = dataclasses.replace(spec, sha256=hashlib.sha256((folder / spec.file).read_bytes()).hexdigest())
+    manifest = dataclasses.replace(manifest, graphs=graphs)
     for file in manifest.tokenizer_files:
         shutil.copyfile(checkpoint.folder / file, folder / file)
     manifest.write(folder)

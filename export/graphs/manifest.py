@@ -43,12 +43,16 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """One ONNX graph. `states` maps each state input to the output that is bound to the same memory."""
+    """One ONNX graph. `states` maps each state input to the output that is bound to the same memory.
+
+    `sha256` is the hash of the file, by which a damaged or exchanged one is noticed when it is loaded.
+    """
 
     file: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     states: Mapping[str, str]
+    sha256: str = ""
 
     def input(self, name: str) -> TensorSpec:
         return next(t for t in self.inputs if t.name == name)
@@ -198,6 +202,7 @@ def _from_raw(raw: Mapping[str, Any]) -> Manifest:
             tuple(_spec(t) for t in g["inputs"]),
             tuple(_spec(t) for t in g["outputs"]),
             {_text(a): _text(b) for a, b in g["states"].items()},
+            _text(g["sha256"]),
         )
         for k, g in raw["graphs"].items()
     }

@@ -7,6 +7,7 @@ it keeps it, the engine only keeps a reference.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,9 +39,10 @@ class OnnxRuntimeEngine:
         _check_files(manifest, checkpoint)
         self.spec: GraphSpec = manifest.graphs[graph]
         path = bundle / self.spec.file
+        model = _read_graph(path, self.spec)
         try:
             self._session = ort.InferenceSession(
-                path.read_bytes(), _session_options(checkpoint.common_parent, threads), ["CPUExecutionProvider"]
+                model, _session_options(checkpoint.common_parent, threads), ["CPUExecutionProvider"]
             )
         except Exception as cause:
             reason = plain(str(cause).splitlines()[0]).rstrip(".")
@@ -83,6 +85,15 @@ class OnnxRuntimeEngine:
         except Exception as cause:
             raise EngineError(f"ONNX Runtime failed on {self.spec.file}: {str(cause).splitlines()[0]}") from cause
         return outputs
+
+
+def _read_graph(path: Path, spec: GraphSpec) -> bytes:
+    """The graph's bytes, if they are those that the export wrote."""
+    model = path.read_bytes()
+    if hashlib.sha256(model).hexdigest() != spec.sha256:
+        raise EngineError(f"{path} is not the graph that its manifest describes: it was damaged or exchanged. "
+                          "Export the bundle again.")  # fmt: skip
+    return model
 
 
 def _check_files(manifest: Manifest, checkpoint: Checkpoint) -> None:
