@@ -43,7 +43,7 @@ class Trainer:
         self.parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
         self.optimizers = Optimizers(self.parameters, config, settings.rates)
         self.watch = watch.Watch()
-        self.step, self.seconds = 0, 0.0
+        self.step, self.tokens, self.seconds = 0, 0, 0.0
         self.resume()
 
     def run(self, until: int | None = None) -> None:
@@ -78,6 +78,7 @@ class Trainer:
         self.optimizers.step(settings.rate(self.step))
         self._warn(self.watch.step(self.step, result.parts["loss"], norm))
         self.seconds += time.perf_counter() - start
+        self.tokens += settings.batch * settings.length
         row = self._row(stage, result, norm, residuals) if logs else {}
         self.step += 1
         return row
@@ -100,6 +101,7 @@ class Trainer:
         """Everything that the next step depends on, written so that an interruption leaves the old or the new file."""
         state = {
             "step": self.step,
+            "tokens": self.tokens,
             "seconds": self.seconds,
             "model": self.model.state_dict(),
             "optimizers": self.optimizers.state_dict(),
@@ -117,7 +119,7 @@ class Trainer:
             state = torch.load(path, weights_only=True)
             self.model.load_state_dict(state["model"])
             self.optimizers.load_state_dict(state["optimizers"])
-            self.step, self.seconds = state["step"], state["seconds"]
+            self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
 
     # --- parts of a step ------------------------------
 
@@ -133,7 +135,7 @@ class Trainer:
         return {
             "step": self.step,
             "stage": stage,
-            "tokens": (self.step + 1) * self.settings.batch * self.settings.length,
+            "tokens": self.tokens,
             "seconds": self.seconds,
             "rate": self.settings.rate(self.step),
             "gradient_norm": norm,
