@@ -15,11 +15,11 @@ STAGES: tuple[Stage, ...] = ("pretrain", "distill", "sparse")
 class Settings:
     """One run. Steps are counted through all stages."""
 
-    pretrain_steps: int = 1000
+    pretrain_steps: int = 1080
     """dense attention, the indexer does not train"""
-    distill_steps: int = 60
+    distill_steps: int = 50
     """only the indexer trains, taught by dense attention over all complete blocks"""
-    sparse_steps: int = 150
+    sparse_steps: int = 120
     """everything trains with sparse attention, the indexer over the blocks that it chose"""
     length: int = 512
     batch: int = 4

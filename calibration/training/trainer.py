@@ -59,7 +59,9 @@ class Trainer:
                 bar.set_postfix(stage=row["stage"], loss=f"{row['loss']:.3f}", held_out=row["held_out_loss"])
             self.seconds += time.perf_counter() - start
             bar.update()
-            if self.team.leads and (self.step % self.settings.save_every == 0 or self.step == end):
+            if self.team.leads and (
+                self.step % self.settings.save_every == 0 or self.step == end or self._stage_ends()
+            ):
                 self.save()
 
     def train_step(self) -> dict[str, Any]:
@@ -109,8 +111,12 @@ class Trainer:
         partial = self.folder / "state.partial"
         torch.save(state, partial)
         os.replace(partial, self.folder / "state.pt")
-        if self.settings.stage(self.step) != self.settings.stage(self.step - 1) or self.step == self.settings.steps:
+        if self._stage_ends():
             torch.save(state["model"], self.folder / f"after_{self.settings.stage(self.step - 1)}.pt")
+
+    def _stage_ends(self) -> bool:
+        ended = self.settings.stage(self.step - 1)
+        return self.step == self.settings.steps or self.settings.stage(self.step) != ended
 
     def resume(self) -> None:
         """Go on from the folder's state, if it has one."""

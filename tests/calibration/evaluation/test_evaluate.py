@@ -14,6 +14,7 @@ from flashnext.export.checkpoint.random_tokenizer import TEXT
 
 def test_figures(
     random_checkpoint: Path,
+    random_bundle: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -23,6 +24,7 @@ def test_figures(
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(document) + "\n", encoding="utf-8")
     for name, value in (("PROMPTS", 1), ("PROMPT_TOKENS", 20), ("NEW_TOKENS", 6), ("INDEXER_WINDOWS", 2)):
         monkeypatch.setattr(evaluate, name, value)
+    monkeypatch.setattr(evaluate, "export_bundle", lambda folder, bundle, options: bundle.symlink_to(random_bundle))
     evaluate.main([str(random_checkpoint), "--corpus", str(tmp_path), "--windows", "3", "--threads", "1"])
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     loss = figures["held-out loss, nats per token"]

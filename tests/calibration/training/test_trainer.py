@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from flashnext.calibration.training.data import Windows
-from flashnext.calibration.training.settings import Settings
+from flashnext.calibration.training.settings import STAGES, Settings
 from flashnext.calibration.training.team import Team
 from flashnext.calibration.training.trainer import Trainer
 from flashnext.calibration.training.watch import Watch, read_table
@@ -33,7 +34,8 @@ def make(tiny_config: ModelConfig, stream: NDArray[Any]) -> Make:
 
 
 def test_resuming_gives_the_same_curve(make: Make, tmp_path: Path) -> None:
-    make(tmp_path / "whole").run()
+    make(tmp_path / "whole", dataclasses.replace(SETTINGS, save_every=100)).run()
+    assert all((tmp_path / f"whole/after_{stage}.pt").exists() for stage in STAGES)
     for until in (3, 9, 12, None):
         make(tmp_path / "parts").run(until)
     whole, parts = (read_table(tmp_path / name / "training.csv") for name in ("whole", "parts"))
