@@ -34,6 +34,7 @@ def objective(model: TrainingModel, tokens: Tensor, stage: Stage, settings: Sett
     parts: dict[str, Tensor] = {}
     if stage != "pretrain":
         parts["indexer_kl"] = indexer_losses(model, out, stage == "sparse")
+    if stage == "distill":  # with sparse attention the teacher sees nothing but the chosen blocks
         parts["indexer_recall"] = indexer_recall(model, out)
     with torch.set_grad_enabled(stage != "distill" and torch.is_grad_enabled()):
         parts["loss"], parts["draft_loss"] = token_losses(model, out, tokens)

@@ -19,7 +19,7 @@ class Settings:
     """dense attention, the indexer does not train"""
     distill_steps: int = 50
     """only the indexer trains, taught by dense attention over all complete blocks"""
-    sparse_steps: int = 120
+    sparse_steps: int = 320
     """everything trains with sparse attention, the indexer over the blocks that it chose"""
     length: int = 512
     batch: int = 4
