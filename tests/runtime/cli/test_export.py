@@ -75,7 +75,10 @@ def test_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_export_leaves_nothing(number: int, code: int, random_checkpoint: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flashnext.runtime.cli.main", "export", random_checkpoint, tmp_path / "bundle"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    # A shell that runs the tests in the background has them ignore SIGINT, and children inherit that.
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    )
     while process.poll() is None and not list(tmp_path.iterdir()):
         time.sleep(0.05)
     assert process.poll() is None, "the export ended before it could be interrupted"
