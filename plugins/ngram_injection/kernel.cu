@@ -153,7 +153,7 @@ __device__ __forceinline__ float store_scale(const NgramInjectionParams& p, cons
 }
 
 template <class T, class R>
-__global__ void __launch_bounds__(kThreads) inject(NgramInjectionParams p) {
+__global__ void __launch_bounds__(kThreads, 1) inject(NgramInjectionParams p) {
   SHARED_ARRAY(float, parts, [kWarps]);
   allow_next_launch();
   wait_for_previous_launch();
