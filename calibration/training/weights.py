@@ -13,6 +13,7 @@ from torch import Tensor
 from flashnext.calibration.training.model import TrainingModel
 from flashnext.export.checkpoint.random_layout import WeightWriter
 from flashnext.export.checkpoint.reader import Checkpoint
+from flashnext.export.errors import CheckpointError
 
 PREFIX = "model.language_model."
 ONES = ("linear_attn.norm.weight",)
@@ -65,7 +66,10 @@ def _stored(checkpoint: Checkpoint, name: str) -> Tensor:
     if name.endswith("ngram_embedding.weight"):
         parts = list(checkpoint.ngram_spec(int(name.split(".")[1])).shards)
     elif ".experts." in name and name not in checkpoint.tensors:
-        raise NotImplementedError(f"{name} is stored per expert; training reads fused experts")
+        raise CheckpointError(
+            f"The experts of {checkpoint.folder} are stored one by one; training reads fused ones ({name}). "
+            "Save the checkpoint with fused experts."
+        )
     return torch.from_numpy(np.concatenate([checkpoint.array(p).astype(np.float32) for p in parts]))
 
 
