@@ -109,7 +109,9 @@ def _faults_of(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as cause:
-        raise CheckpointError(f"{path} cannot be read ({cause.strerror or cause}).") from None
+        raise CheckpointError(
+            f"{path} cannot be read ({cause.strerror or cause}). Check its permissions, or download it again."
+        ) from None
     except (_DamagedError, ValueError, RuntimeError) as cause:  # RuntimeError: too deep JSON, or a loop of links
         raise CheckpointError(f"{path} is not a sound safetensors file: {cause}. Download it again.") from None
 
