@@ -24,6 +24,10 @@ class BundleError(FlashNextError):
     """A bundle that is incomplete, of another version, or whose checkpoint has moved or changed."""
 
 
+class ScalesError(FlashNextError):
+    """Scales of an FP8 residual that are malformed, or of another checkpoint."""
+
+
 class RequestError(FlashNextError):
     """A prompt or sampling parameter that cannot be served."""
 
