@@ -77,7 +77,8 @@ def stage_build(results: dict[str, Any], dry: bool) -> bool:
 
 def stage_correct(results: dict[str, Any], dry: bool) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", "tests/plugins", "--ignore=tests/plugins/test_host_execution.py"]
-    command += ["--ignore=tests/plugins/test_sanitizers.py", "-m", "not slow"]
+    command += ["--ignore=tests/plugins/test_sanitizers.py", "--ignore=tests/plugins/test_tensor_tile.py"]
+    command += ["-m", "not slow"]
     return _run("correct", command, dry, results, FLASHNEXT_HOST_KERNELS="device")
 
 
