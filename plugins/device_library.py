@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flashnext.export.errors import PluginError
+from flashnext.plugins.cuda_tools import find_tool
 from flashnext.plugins.host_build import (
     MAX_COMPILERS,
     SOURCES,
@@ -63,9 +64,7 @@ class DeviceKernels(KernelLibrary):
 
 def build(target: str) -> Path:
     """The shared library for one target."""
-    nvcc = shutil.which("nvcc")
-    if not nvcc:
-        raise PluginError("nvcc is not on the PATH. Install the CUDA toolkit 13, or add its bin folder to the PATH.")
+    nvcc = str(find_tool("nvcc"))
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
     flags = [*FLAGS, f"-arch=sm_{target}"]
     folder = cache_folder()
