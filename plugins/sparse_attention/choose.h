@@ -1,4 +1,8 @@
-// Scores of the complete blocks, and the choice among them. Both do nothing where all complete blocks fit the budget.
+// The choice among scored blocks: the best `budget_blocks` of them, ties to the lower block.
+//
+// Many blocks are looked through in parts, each by a block of threads of its own, which keeps as many as could be chosen;
+// the choice among those is the choice among all, since a part keeps the lower ones of equals, and keeps them in order.
+// Where all complete blocks fit the budget, all are chosen and no score is read.
 #pragma once
 
 #include "common/order.h"
@@ -7,58 +11,48 @@
 
 namespace flashnext::sparse_attention {
 
-constexpr int kScoreWarps = 8;
-constexpr int kKeyLanes = kMaxIndexDim / kChunk;  // that share a key
-constexpr int kWarpKeys = kWarpSize / kKeyLanes;
-constexpr int kBlockKeys = 128;  // pooled keys that a block of threads scores
-
-__device__ __forceinline__ int complete_blocks(const SparseAttentionParams& p, const Query& query) {
-  return (query.position + 1) / p.block;
-}
-
-// The tile's index queries of one sequence, to shared memory [kStepTile][index_heads * index_head_dim].
-__device__ __forceinline__ void stage_index_queries(const SparseAttentionParams& p, int row, int first, int count,
-                                                    float* staged) {
-  const int columns = p.index_heads * p.index_head_dim;
-  const float* from = workspace(p).index_query + (size_t(row) * p.steps + first) * columns;
-  for (int i = threadIdx.x; i < count * columns; i += blockDim.x) staged[i] = load(from + i);
-}
-
-// grid: (index_blocks / kBlockKeys, batch)
-template <class T>
-__global__ void __launch_bounds__(kScoreWarps * kWarpSize) score(SparseAttentionParams p, int first) {
-  SHARED_MEMORY(float, queries);
+// grid: (parts, kStepTile, batch). Nothing to do for a query that sees no more than one part.
+__global__ void __launch_bounds__(kSelectThreads) choose_in_parts(SparseAttentionParams p, int first) {
+  SHARED_ARRAY(SelectShared, shared, [1]);
+  SHARED_ARRAY(unsigned, keys, [kPartBlocks]);
   allow_next_launch();
   wait_for_previous_launch();
-  const int row = blockIdx.y, columns = p.index_heads * p.index_head_dim;
-  const int steps = min(min(kStepTile, p.steps - first), load(&p.new_len[row]) - first);
-  if (steps <= 0) return;
-  const int most = complete_blocks(p, query_at(p, row, first + steps - 1));
-  const int begin = blockIdx.x * kBlockKeys;
-  if (most <= p.budget_blocks || begin >= most) return;
-  stage_index_queries(p, row, first, steps, queries);
+  const Query query = query_at(p, blockIdx.z, first + blockIdx.y);
+  const int begin = blockIdx.x * kPartBlocks, complete = query.valid ? complete_blocks(p, query) : 0;
+  const int size = min(kPartBlocks, complete - begin);
+  if (complete <= max(kPartBlocks, p.budget_blocks) || size <= 0) return;
+  const float* scores = workspace(p).scores + tile_place(query, first) * p.index_blocks + begin;
+  for (int i = threadIdx.x; i < size; i += kSelectThreads) keys[i] = ordered(load(scores + i));
   __syncthreads();
-  const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
-  const int key_lane = lane % kKeyLanes, column = key_lane * kChunk;
-  const T* keys = static_cast<const T*>(p.index_key_state) + size_t(load(&p.slots[row])) * p.index_blocks * p.index_head_dim;
-  const float scale = rsqrtf(float(p.index_head_dim));
-  for (int i = warp * kWarpKeys + lane / kKeyLanes; i < kBlockKeys; i += kScoreWarps * kWarpKeys) {
-    const int block = begin + i;
-    Chunk key{};
-    if (block < most && column < p.index_head_dim) key = load_chunk(keys + size_t(block) * p.index_head_dim + column);
-    for (int step = 0; step < steps; step++) {
-      float sum = 0.0f;
-      for (int head = 0; head < p.index_heads; head++) {
-        float product = 0.0f;
-        const float* query = queries + step * columns + head * p.index_head_dim + column;
-        UNROLL
-        for (int j = 0; j < kChunk; j++) product += column < p.index_head_dim ? key.at[j] * query[j] : 0.0f;
-        sum += fmaxf(warp_sum(product, kKeyLanes), 0.0f);
-      }
-      float* out = workspace(p).scores + (size_t(row) * kStepTile + step) * p.index_blocks;
-      if (key_lane == 0 && block < most) store(out + block, sum * scale);
-    }
+  const int kept = kept_blocks(p);
+  const size_t place = (tile_place(query, first) * gridDim.x + blockIdx.x) * kept;
+  int* const out_keys = workspace(p).part_keys + place;
+  int* const out_blocks = workspace(p).part_blocks + place;
+  const auto take = [&](int at, int i) {
+    store(out_keys + at, int(keys[i]));
+    store(out_blocks + at, begin + i);
+  };
+  if (size > kept) return select_largest([&](int i) { return keys[i]; }, size, kept, take, *shared);
+  for (int i = threadIdx.x; i < size; i += kSelectThreads) take(i, i);
+}
+
+// The query's blocks among `complete` (more than the budget) to `chosen`, in ascending order.
+__device__ __forceinline__ void choose_best(const SparseAttentionParams& p, size_t place, int complete, int* chosen,
+                                            SelectShared& shared) {
+  if (complete <= kPartBlocks) {
+    const float* scores = workspace(p).scores + place * p.index_blocks;
+    const auto key = [&](int i) { return ordered(load(scores + i)); };
+    const auto take = [&](int at, int i) { store(chosen + at, i); };
+    return select_largest(key, complete, p.budget_blocks, take, shared);
   }
+  const int kept = kept_blocks(p), whole_parts = complete / kPartBlocks;
+  const int count = whole_parts * kept + min(kept, complete - whole_parts * kPartBlocks);
+  const size_t part_place = place * part_count(p.index_blocks) * kept;
+  const int* keys = workspace(p).part_keys + part_place;
+  const int* blocks = workspace(p).part_blocks + part_place;
+  const auto key = [&](int i) { return unsigned(load(keys + i)); };
+  const auto take = [&](int at, int i) { store(chosen + at, load(blocks + i)); };
+  select_largest(key, count, p.budget_blocks, take, shared);
 }
 
 // grid: (kStepTile, batch)
@@ -75,10 +69,7 @@ __global__ void __launch_bounds__(kSelectThreads) choose(SparseAttentionParams p
   int* chosen = workspace(p).chosen + place * p.budget_blocks;
   const int complete = empty ? 0 : complete_blocks(p, query);
   if (complete > p.budget_blocks) {
-    const float* scores = workspace(p).scores + place * p.index_blocks;
-    const auto key = [&](int i) { return ordered(load(scores + i)); };
-    const auto take = [&](int at, int i) { store(chosen + at, i); };
-    select_largest(key, complete, p.budget_blocks, take, *shared);
+    choose_best(p, place, complete, chosen, *shared);
   } else {
     for (int i = threadIdx.x; i < p.budget_blocks; i += blockDim.x) store(chosen + i, i < complete ? i : -1);
   }

@@ -1,4 +1,4 @@
-// SparseAttention: the launches. prepare.h brings queries and caches up to date, choose.h scores and picks blocks,
+// SparseAttention: the launches. prepare.h brings queries and caches up to date, score.h scores blocks, choose.h picks them,
 // attend.h attends and merges.
 #include "sparse_attention/kernel.h"
 
@@ -6,6 +6,7 @@
 #include "sparse_attention/attend.h"
 #include "sparse_attention/choose.h"
 #include "sparse_attention/prepare.h"
+#include "sparse_attention/score.h"
 
 namespace flashnext {
 namespace sparse_attention {
@@ -27,6 +28,11 @@ Status launch_tile(const SparseAttentionParams& p, int first) {
     const dim3 grid((p.index_blocks + kBlockKeys - 1) / kBlockKeys, p.batch);
     const size_t shared = size_t(kStepTile) * p.index_heads * p.index_head_dim * sizeof(float);
     status = launch(score<T>, grid, dim3(kScoreWarps * kWarpSize), shared, p.stream, p, first);
+    const int parts = part_count(p.index_blocks);
+    if (status && parts > 1) {
+      const dim3 grid(parts, kStepTile, p.batch);
+      status = launch(choose_in_parts, grid, dim3(kSelectThreads), 0, p.stream, p, first);
+    }
     if (status) status = launch(choose, dim3(kStepTile, p.batch), dim3(kSelectThreads), 0, p.stream, p, first);
   }
   if (!status) return status;

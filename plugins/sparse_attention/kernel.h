@@ -1,6 +1,7 @@
 // SparseAttention: cache update, block choice, attention over the chosen tokens, gate.
 //
-// Five launches for a decoding or verifying step (three with given blocks). A longer step runs in tiles of eight tokens,
+// Five launches for a decoding or verifying step: six where the caches hold more than 8,192 index blocks, three with given
+// blocks. A longer step runs in tiles of eight tokens,
 // which bounds the workspace.
 #pragma once
 

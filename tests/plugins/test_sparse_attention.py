@@ -14,6 +14,9 @@ from flashnext.plugins.host_library import Execution, HostKernels
 
 F32, BF16 = torch.float32, torch.bfloat16
 FORMS = ("select", "select_return", "given")
+PART_BLOCKS = 8192
+"""kPartBlocks of plan.h."""
+ONE_HEAD = SMALL | {"heads": 1, "kv_heads": 1, "head_dim": 8, "index_heads": 1}
 
 
 def check(case: Case, kernels: HostKernels) -> None:
@@ -81,6 +84,20 @@ def test_lengths_around_every_edge(kernels: HostKernels, form: str, past: int) -
 def test_ties_go_to_the_lower_block(kernels: HostKernels, scores: str, blocks: int) -> None:
     sizes = SMALL | {"budget_blocks": 200}
     check(sparse_attention_case("select_return", [Row(4 * blocks + 1, 1)], 1, scores=scores, **sizes), kernels)
+
+
+@pytest.mark.parametrize("scores", ["zero", "equal", "crowded", "free"])
+@pytest.mark.parametrize("blocks", [PART_BLOCKS + extra for extra in (-1, 0, 1, PART_BLOCKS, PART_BLOCKS + 9)])
+def test_choice_among_many_blocks(kernels: HostKernels, scores: str, blocks: int) -> None:
+    """Several blocks of threads choose."""
+    sizes = ONE_HEAD | {"block": 1, "budget_blocks": 200}
+    check(sparse_attention_case("select_return", [Row(blocks - 2, 2)], 2, scores=scores, **sizes), kernels)
+
+
+def test_choice_of_more_blocks_than_a_part_has(kernels: HostKernels) -> None:
+    sizes = ONE_HEAD | {"block": 1, "budget_blocks": PART_BLOCKS + 9}
+    rows = [Row(2 * PART_BLOCKS + 5, 1), Row(PART_BLOCKS + 5, 1)]
+    check(sparse_attention_case("select_return", rows, 1, **sizes), kernels)
 
 
 @pytest.mark.parametrize("form", FORMS)
