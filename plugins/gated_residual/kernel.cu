@@ -158,7 +158,7 @@ __device__ __forceinline__ float store_scale(const GatedResidualParams& p, const
   for (int i = 0; i < sizes.splits; i++) {
     most = fmaxf(most, load(&largest[token * sizes.parts + branch * sizes.splits + i]));
   }
-  return most > 0.0f ? most / kLargestE4M3 : 1.0f;  // a branch of zeros: any scale will do
+  return dynamic_scale(most);
 }
 
 // SiLU of the low-rank vector and the norm factors of one token, for the whole block; the first block of columns also
@@ -232,7 +232,8 @@ __global__ void __launch_bounds__(kWarps * kWarpSize, sizeof(T) == 4 ? 2 : 3) co
       if (p.r_out && row_lane == 0) {
         auto* place = static_cast<R*>(p.r_out) + (size_t(token) * p.branches + branch) * p.hidden + column;
         if constexpr (sizeof(R) == 1) {
-          store(place, state / store_scale(p, sizes, from.largest, token, branch));
+          const float scale = store_scale(p, sizes, from.largest, token, branch);
+          store(place, quotient(state, scale, rounding_of(p, token, branch), column));
         } else {
           store(place, state);
         }
@@ -263,13 +264,13 @@ Status check(const GatedResidualParams& p) {
   if (p.rank < kChunk || p.rank % kChunk || p.rank > kMaxRank) {
     return rejected("GatedResidual: rank must be a multiple of 8, at most 320");
   }
-  if (!p.embedding == !p.r) return rejected("GatedResidual: give embedding or r");
+  if (!!p.embedding + !!p.start + !!p.r != 1) return rejected("GatedResidual: give one of embedding, start and r");
   if (!p.y != !p.s) return rejected("GatedResidual: y and s belong together");
   if (!p.inject_weight != !p.s_out) return rejected("GatedResidual: inject_weight and s_out belong together");
   if ((p.W == kFloat8E4M3) != (p.down_scale && p.up_scale)) {
     return rejected("GatedResidual: FP8 weights, and no others, need down_scale and up_scale");
   }
-  const bool has_scale = (p.embedding || p.r_scale || p.r_token_scale) &&
+  const bool has_scale = (!p.r || p.r_scale || p.r_token_scale) &&
                          (!p.r_out || p.r_out_scale || p.r_out_token_scale);
   if (p.R == kFloat8E4M3 && !has_scale) return rejected("GatedResidual: an FP8 state needs scales");
   return {};

@@ -1,6 +1,7 @@
 // GatedResidual: what one launch takes. Which pointers are null says which form of the op it is:
 //
 //     embed    embedding instead of r, y, s
+//     start    start instead of r, y, s
 //     pending  r, y, s
 //     settled  r without y, s, r_out
 //     last     r, y, s without inject_weight, s_out
@@ -12,6 +13,7 @@
 
 struct GatedResidualParams {
   const void* embedding;      // [tokens, hidden] T
+  const void* start;          // [tokens, branches, hidden] T
   const void* r;              // [tokens, branches, hidden] R
   const void* y;              // [tokens, hidden] T
   const float* s;             // [tokens, branches] float32
@@ -28,11 +30,13 @@ struct GatedResidualParams {
   const float* up_scale;    // [branches*hidden] float32
 
   // FP8 state: value = stored * scale. Static scales are given for what is read and for what is written; a dynamic
-  // scale, one per token and branch, comes with r and is made for r_out (largest magnitude / 448).
+  // scale, one per token and branch, comes with r and is made for r_out (largest magnitude / 448). With `positions`
+  // rounding is stochastic, keyed by them, by the store's number `site` and by `seed`.
   const float* r_scale;            // [branches] float32
   const float* r_out_scale;        // [branches] float32
   const float* r_token_scale;      // [tokens, branches] float32
   float* r_out_token_scale;        // [tokens, branches] float32
+  const int32_t* positions;        // [tokens] int32
 
   void* workspace;  // bytes
   void* stream;     // stream
@@ -44,4 +48,6 @@ struct GatedResidualParams {
   int32_t R;        // format
   int32_t W;        // format
   float eps;        // attribute
+  int32_t site;     // attribute
+  int64_t seed;     // attribute
 };

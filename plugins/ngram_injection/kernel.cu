@@ -147,7 +147,7 @@ __device__ __forceinline__ float store_scale(const NgramInjectionParams& p, cons
   if (threadIdx.x % kWarpSize == 0) parts[threadIdx.x / kWarpSize] = largest;
   __syncthreads();
   for (int w = 0; w < kWarps; w++) largest = fmaxf(largest, parts[w]);
-  const float scale = largest > 0.0f ? largest / kLargestE4M3 : 1.0f;
+  const float scale = dynamic_scale(largest);
   if (threadIdx.x == 0) store(&p.r_out_token_scale[at.token * p.branches + at.branch], scale);
   return scale;
 }
@@ -161,12 +161,16 @@ __global__ void __launch_bounds__(kThreads, 1) inject(NgramInjectionParams p) {
   const int past = load(&p.past_len[at.row]);
   const bool valid = at.step < load(&p.new_len[at.row]);
   float scale = 1.0f;
-  if constexpr (sizeof(R) == 1) scale = store_scale<T, R>(p, at, past, valid, parts);
+  Rounding rounding{};
+  if constexpr (sizeof(R) == 1) {
+    scale = store_scale<T, R>(p, at, past, valid, parts);
+    rounding = rounding_of(p, at.token, at.branch);
+  }
   for (int column = threadIdx.x * kChunk; column < p.hidden; column += kThreads * kChunk) {
     Chunk state = injected<T, R>(p, at, past, valid, column);
     if constexpr (sizeof(R) == 1) {
       UNROLL
-      for (int i = 0; i < kChunk; i++) state.at[i] = state.at[i] / scale;
+      for (int i = 0; i < kChunk; i++) state.at[i] = quotient(state.at[i], scale, rounding, column + i);
     }
     store_chunk(static_cast<R*>(p.r_out) + (size_t(at.token) * p.branches + at.branch) * p.hidden + column, state);
     if (valid && ring_has_room(p)) {

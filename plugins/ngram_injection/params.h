@@ -20,11 +20,13 @@ struct NgramInjectionParams {
   void* conv_state;               // [rows, ring, branches*hidden] T
   void* r_out;                    // [batch, steps, branches, hidden] R
 
-  // FP8 state, as in GatedResidual: scales given, or one per token and branch that is made here for r_out.
+  // FP8 state, as in GatedResidual: scales given, or one per token and branch that is made here for r_out; rounded
+  // stochastically where there are positions.
   const float* r_scale;        // [branches] float32
   const float* r_out_scale;    // [branches] float32
   const float* r_token_scale;  // [batch, steps, branches] float32
   float* r_out_token_scale;    // [batch, steps, branches] float32
+  const int32_t* positions;    // [batch, steps] int32
 
   void* workspace;    // bytes
   void* stream;       // stream
@@ -39,4 +41,6 @@ struct NgramInjectionParams {
   int32_t R;          // format
   int32_t dilation;   // attribute
   float eps;          // attribute
+  int32_t site;       // attribute
+  int64_t seed;       // attribute
 };

@@ -9,9 +9,16 @@ from kernel_checks import Case, normal, poisoned
 from torch import Tensor
 
 from flashnext.export.ops.reference import REFERENCES
+from flashnext.export.ops.reference.residual_store import (
+    StochasticRounding,
+    dequantize,
+    dynamic_scale,
+    quantize,
+)
 
 E4M3 = torch.float8_e4m3fn
 LARGEST_E4M3 = 448.0
+SITE, SEED = 5, 0x1234567890ABCDEF
 OFFICIAL = {"branches": 4, "hidden": 2560, "rank": 320}
 
 
@@ -25,9 +32,10 @@ def gated_residual_case(
     dtype: torch.dtype = torch.float32,
     state: str = "plain",
     fp8_weights: bool = False,
+    stochastic: bool = False,
     seed: int = 0,
 ) -> Case:
-    """`state`: "plain", or FP8 with "static" or "dynamic" scales."""
+    """`state`: "plain", or FP8 with "static" or "dynamic" scales; `stochastic`: how it is rounded."""
     g = torch.Generator().manual_seed(seed)
     columns = branches * hidden
     weights: dict[str, Tensor] = {
@@ -39,25 +47,29 @@ def gated_residual_case(
     r = normal(g, tokens, branches, hidden, dtype=dtype, scale=3.0)
     inputs: dict[str, Tensor] = {
         "embedding": normal(g, tokens, hidden, dtype=dtype),
+        "start": r,
         "r": r,
         "y": normal(g, tokens, hidden, dtype=dtype),
         "s": torch.rand(tokens, branches, generator=g) * 2,
     }
     if form == "last":
         del weights["inject_weight"]
-    given = {"embed": ["embedding"], "settled": ["r"]}.get(form, ["r", "y", "s"])
+    given = {"embed": ["embedding"], "start": ["start"], "settled": ["r"]}.get(form, ["r", "y", "s"])
     inputs = {name: inputs[name] for name in given}
     values: dict[str, Any] = {**inputs, **weights, "eps": 1e-6}
     read: dict[str, Tensor] = dict(inputs)
     if state != "plain" and "r" in inputs:
         values |= _fp8_state(r.float(), state)
-        read["r"] = values["r"].float() * _scale_of(values, "r")[..., None]
+        read["r"] = dequantize(values["r"], _scale_of(values, "r"))
     if fp8_weights:
         for name, scale in (("down_weight", "down_scale"), ("up_weight", "up_scale")):
             values[name], values[scale], weights[name] = _fp8_rows(weights[name])
     values |= _outputs(form, tokens, branches, hidden, dtype, state)
     expected = _expected(form, read, weights, branches, dtype)
     if state != "plain" and "r_out" in values:
+        if stochastic:
+            positions = torch.randint(0, 1 << 26, (tokens,), generator=g, dtype=torch.int32)
+            values |= {"positions": positions, "site": SITE, "seed": SEED}
         expected |= _expected_fp8_state(values, read, state)
     return Case("gated_residual", values, expected)
 
@@ -79,8 +91,9 @@ def _expected(
     form: str, inputs: dict[str, Tensor], weights: dict[str, Tensor], branches: int, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     batched = [t[None] for t in inputs.values()]
-    out = REFERENCES["GatedResidual"][form](*batched, *weights.values(), branches=branches, eps=1e-6)
-    names = {"settled": ("x", "s_out"), "last": ("r_out", "x")}.get(form, ("r_out", "x", "s_out"))
+    plain = "settled" if form == "start" else form
+    out = REFERENCES["GatedResidual"][plain](*batched, *weights.values(), branches=branches, eps=1e-6)
+    names = {"settled": ("x", "s_out"), "last": ("r_out", "x")}.get(plain, ("r_out", "x", "s_out"))
     found = {name: t[0] for name, t in zip(names, out, strict=True)}
     return {name: t if name == "s_out" else t.to(dtype) for name, t in found.items()}
 
@@ -91,28 +104,34 @@ def _expected(
 def _fp8_state(r: Tensor, state: str) -> dict[str, Tensor]:
     if state == "static":
         scale = torch.linspace(0.02, 0.04, r.shape[1])
-        return {"r": (r / scale[:, None]).to(E4M3), "r_scale": scale}
-    scale = r.abs().amax(-1) / LARGEST_E4M3
-    return {"r": (r / scale[..., None]).to(E4M3), "r_token_scale": scale}
+        return {"r": quantize(r, scale), "r_scale": scale}
+    scale = dynamic_scale(r)
+    return {"r": quantize(r, scale), "r_token_scale": scale}
 
 
 def _scale_of(values: dict[str, Any], name: str) -> Tensor:
-    """[tokens, branches] (or [1, branches])."""
-    static = values.get(f"{name}_scale")
-    return static[None] if static is not None else values[f"{name}_token_scale"]
+    """[branches] or [tokens, branches]."""
+    static: Tensor | None = values.get(f"{name}_scale")
+    return static if static is not None else values[f"{name}_token_scale"]
 
 
 def _expected_fp8_state(values: dict[str, Any], read: dict[str, Tensor], state: str) -> dict[str, Tensor]:
-    """Stored codes (and dynamic scales) of the new state, computed as the reference rounds them: one division."""
-    if "embedding" in read:
-        new = read["embedding"].float()[:, None].expand(values["r_out"].shape)
-    else:
-        new = read["r"].float() + values["s"][..., None] * values["y"].float()[:, None]
+    """Stored codes (and dynamic scales) of the new state."""
+    new = new_state(read, values["r_out"].shape)
+    rounding = StochasticRounding(values["positions"], SITE, SEED) if "positions" in values else None
     if state == "static":
-        return {"r_out": (new / values["r_out_scale"][:, None]).to(E4M3)}
-    largest = new.abs().amax(-1)
-    scale = torch.where(largest > 0, largest / LARGEST_E4M3, 1.0)
-    return {"r_out": (new / scale[..., None]).to(E4M3), "r_out_token_scale": scale}
+        return {"r_out": quantize(new, values["r_out_scale"], rounding=rounding)}
+    scale = dynamic_scale(new)
+    return {"r_out": quantize(new, scale, rounding=rounding), "r_out_token_scale": scale}
+
+
+def new_state(read: dict[str, Tensor], shape: torch.Size) -> Tensor:
+    """float32 branches after the pending write."""
+    if "embedding" in read:
+        return read["embedding"].float()[..., None, :].expand(shape)
+    if "start" in read:
+        return read["start"].float()
+    return read["r"].float() + read["s"][..., None] * read["y"].float()[..., None, :]
 
 
 def _fp8_rows(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:

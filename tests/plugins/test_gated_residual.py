@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gated_residual_case import OFFICIAL, gated_residual_case
+from gated_residual_case import OFFICIAL, SEED, SITE, gated_residual_case
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_checks import EXAMPLES, assert_deterministic, assert_same_bits
 
 from flashnext.export.errors import PluginError
+from flashnext.export.ops.reference.residual_store import StochasticRounding, dynamic_scale, quantize
 from flashnext.plugins.host_library import Execution, HostKernels
 
 FORMS = ("embed", "pending", "settled", "last")
@@ -22,6 +23,8 @@ FORMATS = {
     "bf16, static FP8 state": {"dtype": BF16, "state": "static"},
     "bf16, dynamic FP8 state, FP8 weights": {"dtype": BF16, "state": "dynamic", "fp8_weights": True},
     "bf16, FP8 weights": {"dtype": BF16, "fp8_weights": True},
+    "float, static FP8 state, stochastic": {"dtype": F32, "state": "static", "stochastic": True},
+    "bf16, dynamic FP8 state, stochastic": {"dtype": BF16, "state": "dynamic", "stochastic": True},
 }
 
 
@@ -46,6 +49,32 @@ def test_random_shapes(
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_every_form(kernels: HostKernels, form: str, dtype: torch.dtype) -> None:
     gated_residual_case(form, tokens=3, branches=4, hidden=64, rank=16, dtype=dtype).check(kernels)
+
+
+@pytest.mark.parametrize("formats", [name for name in FORMATS if "FP8 state" in name])
+def test_the_start_of_a_draft_layer(kernels: HostKernels, formats: str) -> None:
+    sizes = {"tokens": 3, "branches": 4, "hidden": 64, "rank": 16}
+    gated_residual_case("start", **sizes, **FORMATS[formats]).check(kernels)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("state", ["static", "dynamic"])
+def test_extreme_states(kernels: HostKernels, state: str, stochastic: bool) -> None:
+    """Codes and scales where values saturate, vanish, or are no numbers."""
+    size = {"tokens": 8, "branches": 2, "hidden": 64, "rank": 8}
+    case = gated_residual_case("start", **size, state=state, stochastic=stochastic)  # type: ignore[arg-type]
+    start = case.values["start"]
+    start[1:] *= torch.tensor([1e38, 1e3, 1e-2, 1e-4, 1e-37, 1e-44, 0.0])[:, None, None]
+    start[2, 0, :4] = torch.tensor([torch.inf, -torch.inf, torch.nan, 1.0])
+    scale = case.values["r_out_scale"] if state == "static" else dynamic_scale(start)
+    outputs, _ = case.run(kernels)
+    rounding = StochasticRounding(case.values["positions"], SITE, SEED) if stochastic else None
+    wanted = quantize(start, scale, rounding=rounding)
+    stored, is_nan = outputs["r_out"].float(), start.isnan()
+    assert torch.equal(stored.isnan(), is_nan)
+    assert torch.equal(outputs["r_out"].view(torch.uint8)[~is_nan], wanted.view(torch.uint8)[~is_nan])
+    if state == "dynamic":
+        assert_same_bits({"scale": outputs["r_out_token_scale"]}, {"scale": scale})
 
 
 def test_columns_of_a_branch_split_over_blocks(kernels: HostKernels) -> None:

@@ -73,6 +73,21 @@ def test_fp8_state(kernels: HostKernels, form: str, state: str) -> None:
         torch.testing.assert_close(outputs["r_out_token_scale"], case.expected["r_out_token_scale"], rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("state", ["static", "dynamic"])
+@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_codes_of_equal_values(
+    kernels: HostKernels, form: str, state: str, stochastic: bool, dtype: torch.dtype
+) -> None:
+    """With nothing to inject no sum's order matters, and codes and scales are the reference's bit for bit."""
+    rows = [Row(20, 3), Row(0, 2), Row(0, 0)]
+    sizes = SMALL | {"hidden": 264}
+    ngram_injection_case(form, rows, 3, **sizes, dtype=dtype, state=state, stochastic=stochastic, quiet=True).check(
+        kernels
+    )
+
+
 @pytest.mark.parametrize("steps", [3, 14])
 def test_same_bits_under_every_schedule(kernels: HostKernels, steps: int) -> None:
     rows = [Row(20, steps), Row(0, 2), Row(0, 0)]
