@@ -35,7 +35,7 @@ struct Tile {
   }
   // The tile from this row on, a multiple of 8.
   __device__ __forceinline__ Tile from_row(int row) const { return {values + row * Columns}; }
-  static constexpr size_t bytes(int rows) { return size_t(rows) * Columns * sizeof(BFloat16); }
+  __device__ __host__ static constexpr size_t bytes(int rows) { return size_t(rows) * Columns * sizeof(BFloat16); }
 };
 
 // --- filling a tile ---------------------------------------------------------------------------------
