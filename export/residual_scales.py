@@ -31,6 +31,7 @@ FORMATS = {"e4m3": 448.0, "e5m2": 57344.0}
 """Largest value of each storage format."""
 SMALLEST_SCALE = 2.0**-126
 """float32's smallest normal number: a product with a smaller scale may lose bits, or vanish."""
+LARGEST_FLOAT = (2 - 2.0**-23) * 2.0**127
 REMEDY = "Calibrate this checkpoint with: flashnext calibrate CKPT --text … --out scales.json"
 
 
@@ -136,7 +137,7 @@ def scale_fault(value: float, form: str = "e4m3") -> str:
         return "a scale is above zero"
     if value < SMALLEST_SCALE:
         return f"a scale below {SMALLEST_SCALE:.3g} loses bits"
-    largest = float(np.finfo(np.float32).max) / FORMATS[form]
+    largest = LARGEST_FLOAT / FORMATS[form]
     return "" if value <= largest else f"a scale above {largest:.3g} stands for infinite values"
 
 

@@ -20,6 +20,7 @@ _DTYPES = {
     ir.DataType.BFLOAT16: "bfloat16",
     ir.DataType.INT32: "int32",
     ir.DataType.UINT8: "uint8",
+    ir.DataType.FLOAT8E4M3FN: "float8_e4m3fn",
 }
 
 

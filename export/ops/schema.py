@@ -21,62 +21,16 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from flashnext.export.ops.ports import Attribute as Attribute
+from flashnext.export.ops.ports import Dim, fp8_forms
+from flashnext.export.ops.ports import Form as Form
+from flashnext.export.ops.ports import Op as Op
+from flashnext.export.ops.ports import Port as Port
 
 DOMAIN = "flashnext"
 VERSION = 1
-
-Dim = int | str
-
-
-@dataclass(frozen=True)
-class Port:
-    """One input or output: `dtype` is a type variable of the op ("T", "E") or a fixed dtype ("int32", "float32")."""
-
-    name: str
-    dtype: str
-    shape: tuple[Dim, ...]
-    doc: str = ""
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """One attribute; `kind` is "int", "float" or "string". `size` is the dimension that its value gives, if any."""
-
-    name: str
-    kind: str
-    doc: str = ""
-    size: str = ""
-
-
-@dataclass(frozen=True)
-class Form:
-    """A variant of an op. `aliases` maps each state output to the input whose memory it shares."""
-
-    name: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    doc: str = ""
-    aliases: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Op:
-    """One custom op; `type_variables` lists the dtypes that each type variable may take."""
-
-    name: str
-    doc: str
-    attributes: tuple[Attribute, ...]
-    forms: tuple[Form, ...]
-    type_variables: Mapping[str, tuple[str, ...]]
-
-    def form(self, name: str) -> Form:
-        for form in self.forms:
-            if form.name == name:
-                return form
-        raise KeyError(f"{self.name} has no form {name!r}; it has {', '.join(f.name for f in self.forms)}")
-
 
 ACTIVATION = ("float32", "bfloat16", "float16")
 EXPERT = ("float32", "bfloat16", "float16")
@@ -104,18 +58,31 @@ READ_WEIGHTS = (
     Port("up_weight", "T", ("n*H", "rank"), "W_up"),
 )
 INJECT = Port("inject_weight", "T", ("n", "n*H"), "W_inject")
+READ_OUTPUTS = (R_OUT, X, S_OUT)
+PLAIN_RESIDUAL = (
+    Form("embed", (EMBEDDING, *READ_WEIGHTS, INJECT), READ_OUTPUTS, "first: the branches are the embedding"),
+    Form("pending", (R_IN, Y, GATE, *READ_WEIGHTS, INJECT), READ_OUTPUTS, "middle: write, then read"),
+    Form("settled", (R_IN, *READ_WEIGHTS, INJECT), (X, S_OUT), "nothing pending: read only, r is unchanged"),
+    Form("last", (R_IN, Y, GATE, *READ_WEIGHTS), (R_OUT, X), "last: write, then read; no further write gates"),
+)
+START = Form(
+    "start",
+    (Port("start", "T", ("B", "S", "n", "H"), "branches that are not stored yet"), *READ_WEIGHTS, INJECT),
+    READ_OUTPUTS,
+    "a draft layer's first: the branches are given, read and stored",
+)
+"""Only with a state in FP8: a plain one is `settled`."""
 
 GATED_RESIDUAL = Op(
     name="GatedResidual",
-    doc="Writes the pending block output into the residual branches and reads the next block's input from them.",
+    doc=(
+        "Writes the pending block output into the residual branches and reads the next block's input from them. "
+        "The read uses the float32 value, only what is stored is rounded. Branches in FP8 are E4M3 codes, their scales "
+        "static (given, one per branch) or dynamic (one per token and branch, handed on with the codes)."
+    ),
     attributes=(Attribute("branches", "int", "residual branches", "n"), EPS),
     type_variables={"T": ACTIVATION},
-    forms=(
-        Form("embed", (EMBEDDING, *READ_WEIGHTS, INJECT), (R_OUT, X, S_OUT), "first: the branches are the embedding"),
-        Form("pending", (R_IN, Y, GATE, *READ_WEIGHTS, INJECT), (R_OUT, X, S_OUT), "middle: write, then read"),
-        Form("settled", (R_IN, *READ_WEIGHTS, INJECT), (X, S_OUT), "nothing pending: read only, r is unchanged"),
-        Form("last", (R_IN, Y, GATE, *READ_WEIGHTS), (R_OUT, X), "last: write, then read; no further write gates"),
-    ),
+    forms=(*PLAIN_RESIDUAL, *fp8_forms((*PLAIN_RESIDUAL, START))),
 )
 
 # --- NgramInjection -------------------------------------------------------------------------------
@@ -136,6 +103,11 @@ NGRAM_INPUTS = (
     Port("conv_state", "T", ("P", "Q", "n*H"), "conv inputs in a ring: position p is in row p mod Q"),
 )
 NGRAM_OUTPUTS = (R_OUT, Port("conv_state_out", "T", ("P", "Q", "n*H")))
+NGRAM_ALIASES = {"conv_state_out": "conv_state"}
+PLAIN_NGRAM = (
+    Form("embed", (EMBEDDING, *NGRAM_INPUTS), NGRAM_OUTPUTS, "in the first layer", NGRAM_ALIASES),
+    Form("pending", (R_IN, Y, GATE, *NGRAM_INPUTS), NGRAM_OUTPUTS, "elsewhere", NGRAM_ALIASES),
+)
 
 NGRAM_INJECTION = Op(
     name="NgramInjection",
@@ -146,12 +118,7 @@ NGRAM_INJECTION = Op(
         Attribute("dilation", "int", "distance of the conv's taps"),
     ),
     type_variables={"T": ACTIVATION},
-    forms=(
-        Form(
-            "embed", (EMBEDDING, *NGRAM_INPUTS), NGRAM_OUTPUTS, "in the first layer", {"conv_state_out": "conv_state"}
-        ),
-        Form("pending", (R_IN, Y, GATE, *NGRAM_INPUTS), NGRAM_OUTPUTS, "elsewhere", {"conv_state_out": "conv_state"}),
-    ),
+    forms=(*PLAIN_NGRAM, *fp8_forms(PLAIN_NGRAM)),
 )
 
 # --- GatedDeltaNet --------------------------------------------------------------------------------

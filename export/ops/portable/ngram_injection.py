@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from flashnext.export.ops.portable import common, gated_residual
+from flashnext.export.ops.portable import common, gated_residual, residual_store
 from flashnext.export.ops.portable.builder import Value
 from flashnext.export.ops.portable.common import FLOAT, Ring
 from flashnext.export.ops.portable.context import Context
@@ -26,7 +26,7 @@ def build(c: Context) -> dict[str, Value]:
     history = ring.before((s["width"] - 1) * dilation)
     mixed = common.silu(common.causal_conv(history, fed, c["conv_weight"], s["width"], dilation))
     total = branches + u + mixed.reshape(0, 0, s["n"], s["H"])
-    return {"r_out": total.cast(c.dtypes["T"]), "conv_state_out": conv_state}
+    return {**residual_store.stored(c, total), "conv_state_out": conv_state}
 
 
 def _gate(c: Context, branches: Value) -> Value:

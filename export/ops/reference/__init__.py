@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flashnext.export.ops.reference import (
+    fp8_residual,
     gated_delta_net,
     gated_residual,
     ngram_injection,
@@ -20,14 +21,20 @@ from flashnext.export.ops.reference import (
     sparse_moe,
 )
 
+_RESIDUAL = {
+    "embed": gated_residual.embed,
+    "pending": gated_residual.pending,
+    "settled": gated_residual.settled,
+    "last": gated_residual.last,
+}
+_NGRAM = {"embed": ngram_injection.embed, "pending": ngram_injection.pending}
+
 REFERENCES: dict[str, dict[str, Callable[..., Any]]] = {
     "GatedResidual": {
-        "embed": gated_residual.embed,
-        "pending": gated_residual.pending,
-        "settled": gated_residual.settled,
-        "last": gated_residual.last,
+        **_RESIDUAL,
+        **fp8_residual.references("GatedResidual", {**_RESIDUAL, "start": gated_residual.start}),
     },
-    "NgramInjection": {"embed": ngram_injection.embed, "pending": ngram_injection.pending},
+    "NgramInjection": {**_NGRAM, **fp8_residual.references("NgramInjection", _NGRAM)},
     "GatedDeltaNet": {"default": gated_delta_net.default},
     "SparseAttention": {
         "select": sparse_attention.select,

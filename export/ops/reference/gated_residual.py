@@ -85,6 +85,12 @@ def settled(
     return x.to(r.dtype), write_gates(flat, inject_weight, branches)
 
 
+def start(start: Tensor, *weights: Tensor, branches: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Branches as they are given, to be stored: only a state in FP8 has this form."""
+    x, s = settled(start, *weights, branches=branches, eps=eps)
+    return start, x, s
+
+
 def last(
     r: Tensor,
     y: Tensor,

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SMALLEST_NORMAL = 2.0**-126
-LARGEST_FLOAT = (2 - 2.0**-23) * 2.0**127
+from flashnext.export import residual_scales
+from flashnext.export.residual_scales import LARGEST_FLOAT, SMALLEST_SCALE
+
 MAX_BRANCHES = 256
 MAX_SEED = (1 << 63) - 1
 
@@ -44,8 +45,8 @@ class Format:
     least_exponent: int
 
 
-E4M3 = Format("e4m3", torch.float8_e4m3fn, 448.0, 3, -6)
-E5M2 = Format("e5m2", torch.float8_e5m2, 57344.0, 2, -14)
+E4M3 = Format("e4m3", torch.float8_e4m3fn, residual_scales.FORMATS["e4m3"], 3, -6)
+E5M2 = Format("e5m2", torch.float8_e5m2, residual_scales.FORMATS["e5m2"], 2, -14)
 FORMATS = {f.name: f for f in (E4M3, E5M2)}
 
 
@@ -78,7 +79,7 @@ def dynamic_scale(values: Tensor, form: Format = E4M3) -> Tensor:
     """float32 scales [..., n] for branches [..., n, H]: each branch's largest magnitude becomes the largest code."""
     magnitude = values.float().abs()
     most = torch.where(magnitude.isnan(), 0.0, magnitude).amax(-1)
-    scale = (most.clamp_max(LARGEST_FLOAT) / form.largest).clamp_min(SMALLEST_NORMAL)
+    scale = (most.clamp_max(LARGEST_FLOAT) / form.largest).clamp_min(SMALLEST_SCALE)
     return torch.where(most > 0, scale, 1.0)
 
 

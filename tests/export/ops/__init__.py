@@ -1,0 +1,1 @@
+"""A package, so that its modules can share `portable_model`."""
