@@ -9,8 +9,10 @@ parameter's memory; the others are copied before and after the step.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,14 @@ from torch import Tensor, nn
 from flashnext.calibration.training.muon import BatchedMuon
 from flashnext.export.config import ModelConfig
 
-Cut = Callable[[Tensor, ModelConfig], list[Tensor]]
+Cut = Callable[[Tensor], list[Tensor]]
+"""From a parameter (or its gradient) to its logical matrices."""
+
+
+class ConfiguredCut(Protocol):
+    """A cut that depends on the model's sizes."""
+
+    def __call__(self, w: Tensor, c: ModelConfig) -> list[Tensor]: ...
 
 
 def _delta_net(w: Tensor, c: ModelConfig) -> list[Tensor]:
@@ -41,7 +50,7 @@ def _branches(w: Tensor, c: ModelConfig) -> list[Tensor]:
     return list(w.split(c.hidden_size))
 
 
-MUON: tuple[tuple[str, Cut], ...] = (
+MUON: tuple[tuple[str, ConfiguredCut], ...] = (
     (r"linear_attn\.in_proj_qkv\.weight", _delta_net),
     (r"linear_attn\.(in_proj_z|out_proj)\.weight", lambda w, c: [w]),
     (r"self_attn\.q_proj\.weight", _query_and_gate),
@@ -65,7 +74,7 @@ UNDECAYED = ("embed_tokens.weight", TABLE)
 class Pieces:
     """A parameter as its logical matrices: `matrices` are what Muon steps."""
 
-    def __init__(self, parameter: nn.Parameter, cut: Callable[[Tensor], list[Tensor]]) -> None:
+    def __init__(self, parameter: nn.Parameter, cut: Cut) -> None:
         self.parameter, self.cut = parameter, cut
         views = cut(parameter.data)
         self.matrices = [nn.Parameter(v if v.dim() == 2 else v.flatten(0, 1).clone()) for v in views]
@@ -102,9 +111,10 @@ class Rates:
 class Optimizers:
     """Muon and AdamW as one."""
 
-    def __init__(self, named: Mapping[str, nn.Parameter], config: ModelConfig, rates: Rates) -> None:
-        groups = split(named)
-        self.pieces = [_pieces(name, named[name], config) for name in groups["muon"]]
+    def __init__(self, named: Mapping[str, nn.Parameter], cuts: Mapping[str, Cut], rates: Rates) -> None:
+        """`cuts`: how each of Muon's parameters falls into its logical matrices; the rest is AdamW's."""
+        groups = split(named, cuts)
+        self.pieces = [Pieces(named[name], cuts[name]) for name in groups["muon"]]
         self.muon = BatchedMuon(
             [m for p in self.pieces for m in p.matrices],
             lr=rates.muon,
@@ -145,11 +155,11 @@ class Optimizers:
             piece.refresh()
 
 
-def split(named: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
+def split(named: Mapping[str, nn.Parameter], cuts: Collection[str]) -> dict[str, list[str]]:
     """Names of the parameters in each group: "muon", and AdamW's "decayed", "plain" and "table"."""
     groups: dict[str, list[str]] = {"muon": [], "decayed": [], "plain": [], "table": []}
     for name, parameter in named.items():
-        if _cut_of(name) is not None:
+        if name in cuts:
             groups["muon"].append(name)
         elif name.endswith(TABLE):
             groups["table"].append(name)
@@ -159,11 +169,7 @@ def split(named: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
     return groups
 
 
-def _cut_of(name: str) -> Cut | None:
-    return next((cut for pattern, cut in MUON if re.search(pattern + "$", name)), None)
-
-
-def _pieces(name: str, parameter: nn.Parameter, config: ModelConfig) -> Pieces:
-    rule = _cut_of(name)
-    assert rule is not None
-    return Pieces(parameter, lambda w: rule(w, config))
+def cuts_of(names: Iterable[str], config: ModelConfig) -> dict[str, Cut]:
+    """Muon's parameters among the names, each with its cut for a configuration."""
+    found = {n: next((cut for pattern, cut in MUON if re.search(pattern + "$", n)), None) for n in names}
+    return {name: partial(cut, c=config) for name, cut in found.items() if cut is not None}

@@ -28,13 +28,7 @@ def plot(table: Path, picture: Path) -> None:
     Raises:
         FlashNextError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise FlashNextError("Plots need matplotlib: pip install matplotlib (or the extra `train`).") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     rows = read_table(table)
     figure, axes = pyplot.subplots(2, 3, figsize=(15, 7), constrained_layout=True)
     for axis, (title, columns, logarithmic) in zip(axes.flat, PANELS, strict=True):
@@ -46,6 +40,22 @@ def plot(table: Path, picture: Path) -> None:
                 axis.axhline(limit, color="grey", linestyle=":")
     figure.savefig(picture, dpi=80)
     pyplot.close(figure)
+
+
+def load_pyplot() -> Any:
+    """The module that draws, set to draw into files.
+
+    Raises:
+        FlashNextError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise FlashNextError("Plots need matplotlib: pip install matplotlib (or the extra `train`).") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def _panel(axis: Any, rows: Rows, title: str, columns: Sequence[str]) -> None:

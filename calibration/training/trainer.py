@@ -20,7 +20,7 @@ from flashnext.calibration.training import watch
 from flashnext.calibration.training.data import Tokens, Windows
 from flashnext.calibration.training.model import TrainingModel
 from flashnext.calibration.training.objectives import Objective, objective, token_losses, trainable
-from flashnext.calibration.training.optimizers import Optimizers
+from flashnext.calibration.training.optimizers import Optimizers, cuts_of
 from flashnext.calibration.training.settings import Settings, Stage
 from flashnext.calibration.training.team import Team
 from flashnext.calibration.training.weights import initialize
@@ -41,7 +41,7 @@ class Trainer:
         self.model = TrainingModel(config)
         initialize(self.model, settings.seed)
         self.parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
-        self.optimizers = Optimizers(self.parameters, config, settings.rates)
+        self.optimizers = Optimizers(self.parameters, cuts_of(self.parameters, config), settings.rates)
         self.watch = watch.Watch()
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         self.resume()

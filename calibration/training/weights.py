@@ -28,10 +28,11 @@ def initialize(model: TrainingModel, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     depth = 2 * model.config.num_hidden_layers
     for name, parameter in sorted(model.named_parameters()):
-        parameter.copy_(_first_value(name, parameter.shape, depth, generator))
+        parameter.copy_(first_value(name, parameter.shape, depth, generator))
 
 
-def _first_value(name: str, shape: torch.Size, depth: int, generator: torch.Generator) -> Tensor:
+def first_value(name: str, shape: torch.Size, depth: int, generator: torch.Generator) -> Tensor:
+    """First values of a parameter by its name, in a model of `depth` blocks that write into the residual."""
     if name.endswith(".A_log"):
         return torch.empty(shape).uniform_(1.0, 16.0, generator=generator).log()
     if name.endswith(".dt_bias"):

@@ -8,17 +8,17 @@ import torch
 
 from flashnext.calibration.training.model import TrainingModel
 from flashnext.calibration.training.muon import BatchedMuon
-from flashnext.calibration.training.optimizers import Optimizers, Rates, split
+from flashnext.calibration.training.optimizers import Optimizers, Rates, cuts_of, split
 from flashnext.calibration.training.weights import initialize
 from flashnext.export.config import ModelConfig
 
 
 def test_every_parameter_is_in_exactly_one_group(tiny_config: ModelConfig) -> None:
     named = dict(TrainingModel(tiny_config).named_parameters())
-    groups = split(named)
+    groups = split(named, cuts_of(named, tiny_config))
     listed = [name for group in groups.values() for name in group]
     assert sorted(listed) == sorted(named)
-    optimizers = Optimizers(named, tiny_config, Rates())
+    optimizers = Optimizers(named, cuts_of(named, tiny_config), Rates())
     adamw = [id(p) for g in optimizers.adamw.param_groups for p in g["params"]]
     muon = {id(p.parameter) for p in optimizers.pieces}
     assert len(adamw) == len(set(adamw))
@@ -27,7 +27,8 @@ def test_every_parameter_is_in_exactly_one_group(tiny_config: ModelConfig) -> No
 
 
 def test_what_goes_where(tiny_config: ModelConfig) -> None:
-    groups = split(dict(TrainingModel(tiny_config).named_parameters()))
+    named = dict(TrainingModel(tiny_config).named_parameters())
+    groups = split(named, cuts_of(named, tiny_config))
     assert all(name.endswith("ngram_embedding.weight") for name in groups["table"])
     for name in groups["muon"]:
         assert re.search(r"_proj|fc_", name), name
@@ -39,7 +40,7 @@ def test_what_goes_where(tiny_config: ModelConfig) -> None:
 
 def test_pieces_cover_their_parameters_once(tiny_config: ModelConfig) -> None:
     named = dict(TrainingModel(tiny_config).named_parameters())
-    optimizers = Optimizers(named, tiny_config, Rates())
+    optimizers = Optimizers(named, cuts_of(named, tiny_config), Rates())
     covered = {id(p): torch.zeros_like(p) for p in named.values()}
     for pieces in optimizers.pieces:
         for part in pieces.cut(covered[id(pieces.parameter)]):
@@ -56,7 +57,7 @@ def test_a_step_orthogonalizes_each_logical_matrix(tiny_config: ModelConfig) -> 
     model = TrainingModel(tiny_config)
     initialize(model, 0)
     named = dict(model.named_parameters())
-    optimizers = Optimizers(named, tiny_config, Rates(muon=1e-2))
+    optimizers = Optimizers(named, cuts_of(named, tiny_config), Rates(muon=1e-2))
     weight = named["layers.3.self_attn.q_proj.weight"]
     before = weight.detach().clone()
     weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))

@@ -1,0 +1,1 @@
+"""Every residual design on one small backbone, trained alike and compared."""

@@ -1,0 +1,1 @@
+"""The residual designs: one file each."""
