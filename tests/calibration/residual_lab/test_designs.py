@@ -187,7 +187,7 @@ def test_manifold_hyper_connections(shape: Shape) -> None:
 
 @pytest.mark.parametrize("size", [0.1, 1.0])
 def test_rows_and_columns_of_the_mix_sum_to_one(size: float) -> None:
-    """Rows exactly, since they are divided last; columns as far as the iteration has come (slowly, for large logits)."""
+    """Rows exactly, since they are divided last; columns as far as the iteration has come (slower for large logits)."""
     logits, ones = draw(200, 4, 4) * size, torch.ones(200, 4).double()
     errors = []
     for iterations in (5, 20, 1000):
