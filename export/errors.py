@@ -28,6 +28,10 @@ class ScalesError(FlashNextError):
     """Scales of an FP8 residual that are malformed, or of another checkpoint."""
 
 
+class CalibrationError(FlashNextError):
+    """Calibration text that cannot be used, or a model that is not finite on it."""
+
+
 class RequestError(FlashNextError):
     """A prompt or sampling parameter that cannot be served."""
 

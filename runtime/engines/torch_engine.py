@@ -26,7 +26,7 @@ class TorchEngine:
         if threads:
             torch.set_num_threads(threads)
         self.spec: GraphSpec = manifest.graphs[graph]
-        self._module = load_graph(checkpoint, manifest.config, options, graph)
+        self.module = load_graph(checkpoint, manifest.config, options, graph)
         self._bound: dict[str, torch.Tensor] = {}
         self._arrays: dict[str, Array] = {}
 
@@ -42,7 +42,7 @@ class TorchEngine:
         """See `Engine.run`."""
         inputs = self._bound | {name: to_torch(array) for name, array in feeds.items()}
         with torch.inference_mode():
-            outputs = self._module(inputs)
+            outputs = self.module(inputs)
         return {t.name: _to_numpy(outputs[t.name], t.dtype) for t in self.spec.outputs if t.role != "state"}
 
 
