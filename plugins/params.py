@@ -62,6 +62,18 @@ class Params:
     struct: type[ctypes.Structure]
 
 
+OTHER_NAMES = {
+    ("SparseMoE", "nvfp4", "gate_up_scale"): "gate_up_group_scale",
+    ("SparseMoE", "nvfp4", "down_scale"): "down_group_scale",
+}
+"""Ports of the op table that one form has in another format than the others: a field of its own."""
+
+
+def field_of_port(op: str, form: str, port: str) -> str:
+    """The field that takes a port of the op table: one of the same name, with few exceptions."""
+    return OTHER_NAMES.get((op, form, port), port)
+
+
 def read_params(op: str, folder: Path = SOURCES) -> Params:
     """The struct of `folder/<op>/params.h`."""
     text = (folder / op / "params.h").read_text(encoding="utf-8")
@@ -88,17 +100,29 @@ def fill(params: Params, values: Mapping[str, Any]) -> ctypes.Structure:
     unknown = sorted(set(given) - {f.name for f in params.fields})
     if unknown:
         raise PluginError(f"{params.op} has no parameter {', '.join(unknown)}. Its fields are in {params.op}/params.h.")
-    sizes: dict[str, Any] = {f.name: given[f.name] for f in params.fields if f.kind == "size" and f.name in given}
-    tensors = [f for f in params.fields if f.kind == "tensor" and f.name in given]
-    for field in tensors:
-        _bind(params.op, field, given[field.name], sizes)
-    for field in tensors:
-        _check(params.op, field, given[field.name], sizes)
+    sizes = bound_sizes(params, given)
+    for field in params.fields:
+        if field.kind == "tensor" and field.name in given:
+            _check(params.op, field, given[field.name], sizes)
     pointers = {
         f.name: address(given[f.name]) for f in params.fields if f.kind in ("tensor", "bytes") if f.name in given
     }
     known = {f.name: sizes[f.name] for f in params.fields if f.kind in ("size", "format") and f.name in sizes}
     return params.struct(**{**given, **known, **pointers})
+
+
+def bound_sizes(params: Params, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes and formats that the values give, or that the shapes and dtypes of the arrays among them bind."""
+    sizes: dict[str, Any] = {f.name: values[f.name] for f in params.fields if f.kind == "size" and f.name in values}
+    for field in params.fields:
+        if field.kind == "tensor" and values.get(field.name) is not None:
+            _bind(params.op, field, values[field.name], sizes)
+    return sizes
+
+
+def shape_of(field: Field, sizes: Mapping[str, Any]) -> list[Any]:
+    """The shape of a tensor field for these sizes."""
+    return [evaluate(int(d) if d.isdigit() else d, sizes) for d in field.shape]
 
 
 def _bind(op: str, field: Field, array: Array, sizes: dict[str, Any]) -> None:
@@ -112,7 +136,7 @@ def _bind(op: str, field: Field, array: Array, sizes: dict[str, Any]) -> None:
 
 
 def _check(op: str, field: Field, array: Array, sizes: Mapping[str, Any]) -> None:
-    expected = [evaluate(int(d) if d.isdigit() else d, sizes) for d in field.shape]
+    expected = shape_of(field, sizes)
     if expected != list(array.shape):
         raise PluginError(
             f"{op}: {field.name} must have shape {list(field.shape)} = {expected}, found {list(array.shape)}."

@@ -40,7 +40,7 @@ class LLM:
 
     Args:
         bundle: folder made by `flashnext export`.
-        engine: "onnxruntime", or "torch" (the PyTorch model).
+        engine: "onnxruntime", or "torch" (the PyTorch model; on a GPU with the CUDA kernels).
         checkpoint: where the weights are, when not where the bundle says.
         threads: threads of the engine; its own choice when None.
         prefill_chunk: most tokens of a prompt that are run in one step.

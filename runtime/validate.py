@@ -32,7 +32,7 @@ from flashnext.runtime.states import allocate_states
 from flashnext.runtime.validation_steps import FeedMaker, Step, draft_inputs, draft_step, plan
 from flashnext.runtime.weights import load_weights
 
-REFERENCE = "torch"
+REFERENCE = "torch:reference"
 DRAFT_GRAPH = "mtp_draft"
 TOLERANCES = {"float32": 2e-4, "bfloat16": 5e-2}
 """Largest error that passes, in standard deviations of the reference's output. float32: other orders of summation

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -319,6 +320,11 @@ def op(name: str) -> Op:
         if item.name == name:
             return item
     raise KeyError(f"no op {name!r} in domain {DOMAIN}; known: {', '.join(o.name for o in OPS)}")
+
+
+def snake_name(name: str) -> str:
+    """`GatedResidual` -> `gated_residual`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 # --- shape rules ----------------------------------------------------------------------------------

@@ -191,6 +191,7 @@ Status launch(const SparseMoEParams& p) {
   const Status status = check(p);
   if (!status || p.tokens == 0) return status;
   if (p.T == kFloat32 && p.W == kFloat32) return launch_formats<Float32, Float32>(p);
+  if (p.T == kFloat32 && p.W == kBFloat16) return launch_formats<Float32, BFloat16>(p);
   if (p.T == kFloat32 && p.W == kFloat8E4M3) return launch_formats<Float32, Float8E4M3>(p);
   if (p.T == kFloat32 && p.W == kUInt8) return launch_formats<Float32, Float4E2M1>(p);
   if (p.T == kBFloat16 && p.W == kBFloat16) return launch_formats<BFloat16, BFloat16>(p);

@@ -43,7 +43,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     group.add_argument("--system", metavar="TEXT", help="with --chat: the system message")
     add_sampling_options(parser)
     add = parser.add_argument_group("engine and output").add_argument
-    add("--engine", default="onnxruntime", help="onnxruntime (default) or torch")
+    add("--engine", default="onnxruntime", help="onnxruntime (default) or torch, which calls the CUDA kernels on a GPU")
     add("--checkpoint", metavar="FOLDER", help="where the weights are, if they have moved")
     add("--threads", type=whole_number(1, 1024), metavar="N", help="threads of the engine (default: its own choice)")
     add("--json", action="store_true", help="print one JSON object at the end instead of streaming")

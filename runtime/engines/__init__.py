@@ -1,4 +1,13 @@
-"""Engines by name: `open_engine` loads one graph of a bundle in the engine that the user chose."""
+"""Engines by name: `open_engine` loads one graph of a bundle in the engine that the user chose.
+
+`onnxruntime` runs the portable graphs; `torch` the PyTorch model, whose custom ops are computed by
+
+- `torch:reference`: their definition in PyTorch, on the CPU;
+- `torch:device`: the CUDA kernels, on the GPU;
+- `torch:host`: the kernels' own source, executed on the CPU to check it: slow.
+
+`torch` alone is `torch:device` where PyTorch sees a GPU, and `torch:reference` elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +18,7 @@ from flashnext.export.errors import EngineError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.engines.base import Engine
 
-ENGINES = ("onnxruntime", "torch")
+ENGINES = ("onnxruntime", "torch", "torch:reference", "torch:device", "torch:host")
 
 
 def open_engine(
@@ -23,13 +32,13 @@ def open_engine(
     if kind not in ENGINES:
         raise EngineError(f"There is no engine {kind!r}; choose one of {', '.join(ENGINES)}.")
     try:
-        if kind == "torch":
+        if kind.startswith("torch"):
             from flashnext.runtime.engines.torch_engine import TorchEngine
 
-            return TorchEngine(graph, manifest, checkpoint, threads)
+            return TorchEngine(graph, manifest, checkpoint, threads, kind.partition(":")[2])
         from flashnext.runtime.engines.onnxruntime_engine import OnnxRuntimeEngine
     except ImportError as cause:
-        extra = "export" if kind == "torch" else "cpu"
+        extra = "cpu" if kind == "onnxruntime" else "export"
         raise EngineError(
             f"The {kind} engine needs a package that is not installed ({cause}). "
             f"Install it with: pip install 'flashnext-trt[{extra}]'"

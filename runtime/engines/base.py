@@ -26,6 +26,8 @@ class Engine(Protocol):
     def bind(self, tensors: Mapping[str, Array]) -> None:
         """Bind weights and states by input name; they stay bound, and states are written in place.
 
+        An engine on a GPU takes states as their first values and keeps them there: the arrays do not change.
+
         Raises:
             EngineError: an array's dtype, shape or layout is not what the graph takes.
         """

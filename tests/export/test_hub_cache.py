@@ -79,7 +79,7 @@ def test_a_copy_with_other_file_names(bundle: Path, checkpoint_folder: Path) -> 
     """ONNX Runtime finds weights by file names, and says what to do; the PyTorch engine does not need them."""
     with pytest.raises(EngineError, match=r"files have other names .* Export the bundle again"):
         ModelRunner.open(bundle, checkpoint=checkpoint_folder)
-    ModelRunner.open(bundle, "torch", checkpoint=checkpoint_folder).close()
+    ModelRunner.open(bundle, "torch:reference", checkpoint=checkpoint_folder).close()
 
 
 def test_moved_checkpoint_names_the_option(bundle: Path, snapshot: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ PROMPT = 70
 COUNT = 64
 
 
-@pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
+@pytest.mark.parametrize("engine", ["torch:reference", "onnxruntime"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_greedy_tokens_equal_transformers(case: Case, engine: str) -> None:
     prompt, expected = greedy_reference(case, PROMPT, COUNT)

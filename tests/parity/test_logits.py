@@ -14,7 +14,7 @@ from .references import LENGTHS, deviation, reference, runner_of
 TOLERANCE = 2e-4
 
 
-@pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
+@pytest.mark.parametrize("engine", ["torch:reference", "onnxruntime"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_logits_equal_transformers(case: Case, engine: str) -> None:
     found = {}

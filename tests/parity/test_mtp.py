@@ -22,7 +22,7 @@ from .references import bundle_of, deviation, oracle_of, reference, runner_of
 
 TOLERANCE = 2e-4
 each_case = pytest.mark.parametrize("case", [c for c in CASES if c.has_mtp], ids=lambda case: case.name)
-each_engine = pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
+each_engine = pytest.mark.parametrize("engine", ["torch:reference", "onnxruntime"])
 
 
 @dataclass

@@ -43,7 +43,7 @@ def expected() -> tuple[list[int], Array]:
     return tokens, logits
 
 
-@pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
+@pytest.mark.parametrize("engine", ["torch:reference", "onnxruntime"])
 def test_budget_rope_window_and_capacity(bundle: Path, engine: str, expected: tuple[list[int], Array]) -> None:
     tokens, logits = expected
     runner = ModelRunner.open(bundle, engine=engine, threads=1)

@@ -25,7 +25,7 @@ def model(random_checkpoint: Path) -> TrainingModel:
 
 
 def test_logits_are_those_of_the_graphs(random_bundle: Path, model: TrainingModel) -> None:
-    with LLM(random_bundle, engine="torch", threads=1) as llm:
+    with LLM(random_bundle, engine="torch:reference", threads=1) as llm:
         (expected,), (expected_draft,) = llm.score([TOKENS]), llm.score_draft([TOKENS])
     with torch.no_grad():
         out = model(torch.tensor([TOKENS]))
