@@ -31,7 +31,7 @@ class DepthAttention(nn.Module):
     def forward(self, sources: list[Tensor]) -> Tensor:
         stacked = torch.stack(sources, dim=-2)
         weights = (self.key_norm(stacked) @ self.query).softmax(-1)
-        return (weights[..., None, :] @ stacked).squeeze(-2)
+        return (weights[..., None] * stacked).sum(-2)
 
 
 class AttentionResidual(Design):

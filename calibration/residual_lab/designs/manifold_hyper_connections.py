@@ -27,11 +27,13 @@ OFF_DIAGONAL = -8.0
 
 def sinkhorn(logits: Tensor, iterations: int = ITERATIONS) -> Tensor:
     """Doubly stochastic matrices from logits [..., n, n]: columns, then rows, are divided by their sums, repeatedly."""
+    n = logits.shape[-1]
     matrix = (logits - logits.amax((-2, -1), keepdim=True)).exp()
+    matrix = matrix.reshape(-1, n, n).permute(1, 2, 0).contiguous()  # tokens last: sums run along the memory
     for _ in range(iterations):
-        matrix = matrix / matrix.sum(-2, keepdim=True)
-        matrix = matrix / matrix.sum(-1, keepdim=True)
-    return matrix
+        matrix = matrix / matrix.sum(0, keepdim=True)
+        matrix = matrix / matrix.sum(1, keepdim=True)
+    return matrix.permute(2, 0, 1).reshape(logits.shape)
 
 
 class ManifoldConnection(nn.Module):
