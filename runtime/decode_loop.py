@@ -6,8 +6,10 @@ trusted. Either way the slots are free again, the others go on, and whoever owns
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Protocol
+
+import numpy as np
 
 from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import Manifest
@@ -17,6 +19,7 @@ from flashnext.runtime.request import Request
 from flashnext.runtime.scheduler import Scheduler
 from flashnext.runtime.sequence import Sequence as TokenSequence
 from flashnext.runtime.sequence import Step
+from flashnext.runtime.speculation.draft import Drafter, Progress
 
 Watch = Callable[[int], object]
 """Told, while a request runs, how many tokens of its prompt have been run."""
@@ -34,9 +37,11 @@ class Model(Protocol):
 class DecodeLoop:
     """Runs requests; several callers may take turns, and every step advances all of their requests."""
 
-    def __init__(self, model: Model, scheduler: Scheduler) -> None:
+    def __init__(self, model: Model, scheduler: Scheduler, drafters: Mapping[str, Drafter] | None = None) -> None:
+        """`drafters` by the names that requests call them (`flashnext.runtime.speculation.draft.DRAFTERS`)."""
         self._model = model
         self._scheduler = scheduler
+        self._drafters = drafters or {}
         self._requests: dict[TokenSequence, Request] = {}
         self._ngram_context, self._eos = ngram_history(model.manifest)
 
@@ -102,19 +107,35 @@ class DecodeLoop:
             if not isinstance(cause, Exception):
                 raise
             return
+        starts = [row.sequence.past for row in step.rows]
         self._scheduler.ran(step)
         self._sample(step, requests, out)
+        self._draft(requests, starts, out)
 
     def _sample(self, step: Step, requests: Sequence[Request], out: StepOutput) -> None:
-        for row, request, logits in zip(step.rows, requests, out.logits, strict=True):
+        ends = np.cumsum([row.logits for row in step.rows])
+        for row, request, logits in zip(step.rows, requests, np.split(out.logits, ends[:-1]), strict=True):
             if row.sequence.waiting_tokens:
                 continue  # a chunk of a prompt that is not its last
             try:
-                request.accept(logits)
+                request.accept(logits, row.drafts)
             except Exception as cause:
                 self._fail([request], cause)
             if request.done:
                 self.drop(request)
+
+    def _draft(self, requests: Sequence[Request], starts: Sequence[int], out: StepOutput) -> None:
+        """Tell the drafters what was kept of the step, and let them guess what follows."""
+        rows: dict[str, list[Progress]] = {}
+        for i, (request, start) in enumerate(zip(requests, starts, strict=True)):
+            if not request.done and request.drafter:
+                kept = out.hidden[i, : request.sequence.past - start]
+                rows.setdefault(request.drafter, []).append(Progress(request, start, kept))
+        for name, drafting in rows.items():
+            try:
+                self._drafters[name].propose(drafting)
+            except Exception as cause:
+                self._fail([row.request for row in drafting], cause)
 
     def _fail(self, requests: Sequence[Request], cause: BaseException) -> None:
         for request in requests:

@@ -30,6 +30,8 @@ from flashnext.runtime.outputs import Piece, RequestOutput
 from flashnext.runtime.request import Request, check_prompt
 from flashnext.runtime.sampling_params import SamplingParams
 from flashnext.runtime.scheduler import Scheduler
+from flashnext.runtime.speculation.mtp_drafter import MtpDrafter
+from flashnext.runtime.speculation.prompt_lookup import PromptLookup
 from flashnext.runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -68,7 +70,9 @@ class LLM:
         self._chat_template = ChatTemplate.open(Path(bundle))
         self._runner: ModelRunner | None = ModelRunner.open(bundle, engine, checkpoint, threads)
         self.manifest = self._runner.manifest
-        self._loop = DecodeLoop(self._runner, self._scheduler)
+        by_layer = MtpDrafter(self._runner)
+        drafters = {"mtp": by_layer, "mtp-sampled": by_layer, "prompt-lookup": PromptLookup()}
+        self._loop = DecodeLoop(self._runner, self._scheduler, drafters)
 
     # --- generating ------------------------------
 

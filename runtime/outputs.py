@@ -1,4 +1,4 @@
-"""What a generation gives back: the finished output, the pieces of a stream, log probabilities and timings."""
+"""What a generation gives back: the finished output, the pieces of a stream, log probabilities, timings, drafts."""
 
 from __future__ import annotations
 
@@ -30,6 +30,20 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class DraftCounts:
+    """What speculation did for one request: drafts verified, drafts kept, and the steps that verified them."""
+
+    proposed: int = 0
+    kept: int = 0
+    steps: int = 0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per verification: the kept drafts and the one that every step gives; 1 without speculation."""
+        return 1 + self.kept / self.steps if self.steps else 1.0
+
+
+@dataclass(frozen=True)
 class RequestOutput:
     """One finished request.
 
@@ -45,6 +59,7 @@ class RequestOutput:
     finish_reason: str
     logprobs: list[dict[int, Logprob]] | None
     timings: Timings
+    drafts: DraftCounts = DraftCounts()
 
 
 @dataclass(frozen=True)

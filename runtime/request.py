@@ -1,6 +1,7 @@
 """A request: what was asked, checked before anything runs, and what has been said so far.
 
-A request owns its sequence, sampler and text; the decode loop hands it the logits of each new place.
+A request owns its sequence, sampler and text; the decode loop hands it the logits of each new place, and its drafter
+the drafts.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from numpy.typing import NDArray
 
 from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import Manifest
-from flashnext.runtime.outputs import Logprob, Piece, RequestOutput, Timings
+from flashnext.runtime.outputs import DraftCounts, Logprob, Piece, RequestOutput, Timings
 from flashnext.runtime.sampler import Sampler, top_logprobs
 from flashnext.runtime.sampling_params import SamplingParams
 from flashnext.runtime.sequence import Sequence
+from flashnext.runtime.speculation.draft import Draft
+from flashnext.runtime.speculation.draft_length import DRAFT_COST, VERIFY_COST, DraftLength
 from flashnext.runtime.stop_strings import StopStrings
 from flashnext.runtime.tokenizer import Detokenizer, Tokenizer
 
@@ -47,6 +50,8 @@ class Request:
         self._params = params
         self._max_tokens = _max_tokens(manifest, self.sequence.prompt_length, params)
         self._stops = _stop_tokens(manifest, params)
+        self._draft_length = _draft_length(manifest, params)
+        self._verifications = 0
         if params.min_tokens and len(self._stops) == manifest.config.vocab_size:
             raise RequestError("Every token of the vocabulary is a stop token, so min_tokens must be 0.")
         self._sampler = Sampler(
@@ -68,12 +73,47 @@ class Request:
         """Note the time of the first step; later calls change nothing."""
         self._admitted = self._admitted or self._elapsed()
 
-    def accept(self, logits: NDArray[np.float32]) -> None:
-        """Sample the next token from logits [V] and take it into sequence and text; may finish the request."""
-        token = self._sampler.sample(logits)
+    def accept(self, logits: NDArray[np.float32], drafts: Items[Draft] = ()) -> None:
+        """Take new tokens into sequence and text; may finish the request.
+
+        `logits` [1 + drafts, V] are those behind the last token and behind each draft. Drafts stand while the sampled
+        tokens equal them; the token sampled where the first one falls, or behind the last, is new.
+        """
+        kept = 0
+        for draft, row in zip([*drafts, None], logits, strict=True):
+            token = self._sampler.sample(row, draft)
+            stands = draft is not None and token == draft.token
+            kept += stands
+            self._take(token, row, stands)
+            if self.done or not stands:
+                break
+        if drafts:
+            self._verifications += 1
+            self._draft_length.record(len(drafts), kept)
+
+    def drafts_wanted(self) -> int:
+        """How many tokens to draft now: none while the prompt runs, never more than can still be said."""
+        if self.done or self.sequence.waiting_tokens != 1:
+            return 0
+        return min(self._draft_length.next(), self._max_tokens - self.sequence.output_length - 1)
+
+    @property
+    def drafter(self) -> str | None:
+        """Who drafts for this request; None when nobody does (any more)."""
+        return None if self._draft_length.off else self._params.drafter
+
+    def draft(self, logits: NDArray[np.float32]) -> None:
+        """Add a draft from the draft layer's logits [V]."""
+        drafts = self.sequence.drafts
+        if self._params.drafter == "mtp-sampled":
+            drafts.append(self._sampler.draft(logits, len(drafts)))
+        else:
+            drafts.append(Draft(int(np.argmax(logits))))
+
+    def _take(self, token: int, logits: NDArray[np.float32], drafted: bool) -> None:
         if self._logprobs is not None:
             self._logprobs.append(top_logprobs(logits, token, self._params.logprobs or 0))
-        self.sequence.tokens.append(token)
+        self.sequence.keep(token, drafted)
         self._first_token = self._first_token or self._elapsed()
         self._extend_text(token)
         if self.finish_reason is None and self.sequence.output_length >= self._max_tokens:
@@ -119,6 +159,7 @@ class Request:
             text="".join(self._text),
             finish_reason=self.finish_reason or "",
             logprobs=self._logprobs,
+            drafts=DraftCounts(self._draft_length.proposed, self._draft_length.kept, self._verifications),
             timings=Timings(self._admitted, self._first_token, self._finished, self.sequence.output_length),
         )
 
@@ -162,6 +203,23 @@ def _max_tokens(manifest: Manifest, prompt_length: int, params: SamplingParams) 
     if params.min_tokens > wanted:
         raise RequestError(f"min_tokens = {params.min_tokens} exceeds the {wanted} tokens that can be sampled here.")
     return wanted
+
+
+def _draft_length(manifest: Manifest, params: SamplingParams) -> DraftLength:
+    """As many drafts as were asked for, if the bundle can make and verify them."""
+    most = params.draft_tokens
+    if most >= manifest.window:
+        raise RequestError(
+            f"draft_tokens = {most}, and this bundle verifies at most {manifest.window - 1} drafts in a step. "
+            f"Lower it, or export the bundle with --window {most + 1}."
+        )
+    by_layer = params.drafter != "prompt-lookup"
+    if most and by_layer and "mtp" not in manifest.graphs:
+        raise RequestError(
+            f'The bundle has no draft layer for drafter = "{params.drafter}". Export a checkpoint that has MTP '
+            'tensors, or take drafter = "prompt-lookup".'
+        )
+    return DraftLength(most, VERIFY_COST + (DRAFT_COST if by_layer else 0), params.draft_adaptive)
 
 
 def _stop_tokens(manifest: Manifest, params: SamplingParams) -> frozenset[int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from flashnext.export.errors import EngineError
 from flashnext.runtime.outputs import Logprob
 from flashnext.runtime.sampling_params import Sampling
+from flashnext.runtime.speculation.draft import Draft
 
 Floats = NDArray[np.float32]
 NUCLEUS_FIRST_TRY = 1024
@@ -47,13 +49,17 @@ class Sampler:
         self._penalties = Penalties(sampling, prompt) if sampling.has_penalties else None
         self._count = 0
 
-    def sample(self, logits: Floats) -> int:
+    def sample(self, logits: Floats, draft: Draft | None = None) -> int:
         """The next token for logits [V]; it counts as said, so the next call samples the place after it.
+
+        A draft stands if it is the token. One that was not drawn changes nothing: sampling as without it and
+        comparing keeps it exactly as often as rejection sampling would. One that was drawn is kept or rejected by
+        `verify`.
 
         Raises:
             EngineError: the logits are not numbers.
         """
-        token = self._choose(self._prepare(logits))
+        token = self._choose(self._prepare(logits), draft)
         self._count += 1
         if self._penalties:
             self._penalties.add(token)
@@ -70,17 +76,42 @@ class Sampler:
             self._penalties.apply(logits)
         return logits
 
-    def _choose(self, logits: Floats) -> int:
-        best = int(np.argmax(logits))  # the first of equals; a NaN if there is one
-        if not np.isfinite(logits[best]):
-            raise EngineError(
-                f"The model's logits hold {logits[best]}; the weights or the engine are broken. "
-                "Compare the bundle with the model: flashnext validate BUNDLE."
-            )
+    def draft(self, logits: Floats, ahead: int) -> Draft:
+        """Draw a draft from the draft layer's logits [V], for the place `ahead` of the next one."""
+        best = _best(logits)
+        if self._sampling.greedy:
+            return Draft(best)
+        tokens, weights = distribution(logits, self._sampling)
+        order = np.argsort(tokens)
+        tokens, weights = tokens[order], weights[order] / weights.sum()
+        chosen = draw(weights, uniform(self._seed, self._count + ahead, Stream.DRAFT))
+        return Draft(int(tokens[chosen]), tokens, weights)
+
+    def _choose(self, logits: Floats, draft: Draft | None) -> int:
+        best = _best(logits)
         if self._sampling.greedy:
             return best
         tokens, weights = distribution(logits, self._sampling)
+        if draft and draft.tokens is not None and draft.weights is not None:
+            if verify(draft, tokens, weights, uniform(self._seed, self._count, Stream.VERIFICATION)):
+                return draft.token
+            weights = beyond(draft, tokens, weights)
         return int(tokens[draw(weights, uniform(self._seed, self._count))])
+
+
+def _best(logits: Floats) -> int:
+    """The likeliest token, the first of equals.
+
+    Raises:
+        EngineError: the logits are not numbers.
+    """
+    best = int(np.argmax(logits))  # a NaN if there is one
+    if not np.isfinite(logits[best]):
+        raise EngineError(
+            f"The model's logits hold {logits[best]}; the weights or the engine are broken. "
+            "Compare the bundle with the model: flashnext validate BUNDLE."
+        )
+    return best
 
 
 class Penalties:
@@ -146,15 +177,48 @@ def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
     return order[: int(np.searchsorted(reached, wanted)) + 1]
 
 
+def verify(draft: Draft, tokens: NDArray[np.int64], weights: NDArray[np.float64], fraction: float) -> bool:
+    """Whether a drawn draft stands: with probability min(1, p / q) (Leviathan et al., arXiv 2211.17192).
+
+    `tokens` and `weights` (not normalised) are the distribution p that is wanted, `fraction` the draw.
+    """
+    wanted = float(weights[tokens == draft.token].sum() / weights.sum())
+    return fraction * _drafted(draft, np.array([draft.token]))[0] < wanted
+
+
+def beyond(draft: Draft, tokens: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What a rejected draft is replaced from: max(0, p - q), not normalised."""
+    wanted: NDArray[np.float64] = weights / weights.sum()
+    rest = np.maximum(wanted - _drafted(draft, tokens), 0.0)
+    return rest if rest.any() else wanted  # p = q up to rounding: then it hardly ever comes to this
+
+
+def _drafted(draft: Draft, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The probabilities q with which the draft could have been each of `tokens`."""
+    assert draft.tokens is not None
+    assert draft.weights is not None
+    places = np.minimum(np.searchsorted(draft.tokens, tokens), len(draft.tokens) - 1)
+    return np.where(draft.tokens[places] == tokens, draft.weights[places], 0.0)
+
+
 def draw(weights: NDArray[np.float64], fraction: float) -> int:
     """Index of the weight in which `fraction` (0 … 1) of their sum falls."""
     reached = np.cumsum(weights)
     return min(int(np.searchsorted(reached, fraction * reached[-1], side="right")), len(weights) - 1)
 
 
-def uniform(seed: int, place: int) -> float:
+class Stream(IntEnum):
+    """Independent draws for the same place of a text."""
+
+    TOKEN = 0
+    DRAFT = 1
+    VERIFICATION = 2
+
+
+def uniform(seed: int, place: int, stream: Stream = Stream.TOKEN) -> float:
     """The request's draw for one place of its text, in [0, 1)."""
-    return float(np.random.Generator(np.random.Philox(key=seed % (1 << 64), counter=place)).random())
+    counter = place + (stream << 64)
+    return float(np.random.Generator(np.random.Philox(key=seed % (1 << 64), counter=counter)).random())
 
 
 def top_logprobs(logits: Floats, token: int, count: int) -> dict[int, Logprob]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from flashnext.export.errors import RequestError
 from flashnext.export.files import is_finite
+from flashnext.runtime.speculation.draft import DRAFTERS
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this mean greedy (as in vLLM): dividing by them would only overflow."""
@@ -47,7 +48,9 @@ WHOLE: dict[str, tuple[int, str]] = {
     "top_k": (-1, "1 or more; 0 or -1 for all tokens"),
     "seed": (-(1 << 63), "a 64-bit integer"),
     "logprobs": (0, "0 or more"),
+    "draft_tokens": (0, "0 (no speculation) or more"),
 }
+NEVER_NONE = ("min_tokens", "draft_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,11 @@ class SamplingParams:
     returns the n most likely tokens of the raw distribution at each place and the sampled one. Equal `seed`s give
     equal texts, whatever else is in the batch.
 
+    `draft_tokens` are guessed ahead and verified in one step (0: none; at most the bundle's window - 1). The text is
+    the one without them, or, with drafts that were drawn ("mtp-sampled"), one of the same distribution. `drafter` says
+    who guesses: "mtp" and "mtp-sampled" (the draft layer's likeliest tokens, or drawn ones), "prompt-lookup" (what
+    followed the same words before). With `draft_adaptive` fewer are drafted, or none any more, where they do not pay.
+
     Raises:
         RequestError: a value out of range or of the wrong type, each with the range in its sentence.
     """
@@ -98,6 +106,9 @@ class SamplingParams:
     stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
+    draft_tokens: int = 0
+    drafter: str = "mtp"
+    draft_adaptive: bool = True
 
     def __post_init__(self) -> None:
         for name in (*RANGES, *WHOLE):  # numpy's numbers count as Python's
@@ -108,8 +119,11 @@ class SamplingParams:
             _check_whole(name, getattr(self, name), least, allowed)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens = {self.min_tokens} exceeds max_tokens = {self.max_tokens}; lower it.")
-        if not isinstance(self.ignore_eos, bool):
-            raise RequestError(f"ignore_eos must be True or False, found {self.ignore_eos!r:.80}.")
+        for name in ("ignore_eos", "draft_adaptive"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be True or False, found {getattr(self, name)!r:.80}.")
+        if self.drafter not in DRAFTERS:
+            raise RequestError(f"drafter must be one of {', '.join(DRAFTERS)}; found {self.drafter!r:.80}.")
         object.__setattr__(self, "stop", _strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
 
@@ -149,7 +163,7 @@ def _check_number(name: str, value: Any, low: float, high: float, allowed: str) 
 
 
 def _check_whole(name: str, value: Any, least: int, allowed: str) -> None:
-    if value is None and name != "min_tokens":
+    if value is None and name not in NEVER_NONE:
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(f"{name} must be a whole number, found {value!r}.")

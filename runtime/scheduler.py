@@ -4,7 +4,7 @@ Slots are taken in the order of arrival and given back the moment a sequence end
 sequence at a time and oldest first; the last chunk is as short as what is left, so the shapes that a prompt runs in
 do not depend on its neighbours, and neither does its text. Sequences with a single token to run form the decode
 batch. When there is both, chunks and decode steps take turns: a long prompt delays the others by one chunk, never by
-its whole length.
+its whole length. Drafts ride with the decode batch; a step is as wide as its longest row.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Scheduler:
         prefilling = next((s for s in self._running if s.waiting_tokens > 1), None)
         self._decoded_last = bool(decoding) and not (prefilling and self._decoded_last)
         if self._decoded_last:
-            return Step(tuple(Row(s, 1) for s in decoding), 1)
+            rows = tuple(Row(s, 1, tuple(s.drafts)) for s in decoding)
+            return Step(rows, max(row.columns for row in rows))
         if prefilling is None:
             return None
         length = min(prefilling.waiting_tokens, self._chunk)

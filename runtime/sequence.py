@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flashnext.runtime.model_runner import Ints, StepBatch
+from flashnext.runtime.speculation.draft import Draft
 
 
 @dataclass(eq=False)
@@ -19,7 +20,7 @@ class Sequence:
     """Prompt and output tokens, and where they are.
 
     `past` tokens have been run and kept; the last `pending` of them wait in the window of the slot's states until
-    the next step commits them. `tokens[past:]` are still to be run.
+    the next step commits them. `tokens[past:]` are still to be run, and `drafts` are guesses of what follows them.
     """
 
     tokens: list[int]
@@ -28,6 +29,9 @@ class Sequence:
     past: int = 0
     pending: int = 0
     finished: bool = False
+    drafts: list[Draft] = field(default_factory=list)
+    fed: int = 0
+    """Positions that the draft layer has seen with their true states."""
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
@@ -43,20 +47,39 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
     def ran(self, length: int, width: int, window: int) -> None:
-        """Record a step of `width` token columns that ran `length` tokens, all of them kept.
+        """Record a step of `width` token columns that ran `length` tokens, all of them kept, and perhaps drafts.
 
         A step wider than the window commits at once; a narrower one leaves its tokens pending.
         """
         self.past += length
         self.pending = length if width <= window else 0
+        self.drafts = []
+
+    def keep(self, token: int, drafted: bool) -> None:
+        """Append a token of the text. One that the last step ran as a draft has been run already."""
+        self.tokens.append(token)
+        if drafted:
+            self.past += 1
+            self.pending += 1
 
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence's part in a step: its next `length` tokens."""
+    """One sequence's part in a step: its next `length` tokens, and drafts of those behind them."""
 
     sequence: Sequence
     length: int
+    drafts: tuple[Draft, ...] = ()
+
+    @property
+    def columns(self) -> int:
+        """Tokens that the row runs."""
+        return self.length + len(self.drafts)
+
+    @property
+    def logits(self) -> int:
+        """Places whose next token is asked for: the last token and each draft."""
+        return 1 + len(self.drafts)
 
 
 @dataclass(frozen=True)
@@ -67,30 +90,31 @@ class Step:
     width: int
 
     def batch(self, ngram_context: int, eos: int, all_logits: bool = False) -> StepBatch:
-        """The step's arrays; logits are wanted for each row's last token, or for all tokens."""
+        """The step's arrays; logits are wanted for each row's last token and drafts, or for all tokens."""
         sequences = [row.sequence for row in self.rows]
-        lengths = np.array([row.length for row in self.rows], np.int32)
+        columns = np.array([row.columns for row in self.rows], np.int32)
+        wanted = columns if all_logits else np.array([row.logits for row in self.rows], np.int32)
         return StepBatch(
             token_ids=np.array([_padded(row, self.width) for row in self.rows], np.int32),
             slots=np.array([s.slot for s in sequences], np.int32),
             past_len=np.array([s.past for s in sequences], np.int32),
             accepted=np.array([s.pending for s in sequences], np.int32),
-            new_len=lengths,
+            new_len=columns,
             context=np.array([context(s.tokens, s.past, ngram_context, eos) for s in sequences], np.int64),
-            logit_rows=_logit_rows(lengths, self.width, all_logits),
+            logit_rows=_logit_rows(columns, wanted, self.width),
         )
 
 
 def _padded(row: Row, width: int) -> list[int]:
     start = row.sequence.past
-    return row.sequence.tokens[start : start + row.length] + [0] * (width - row.length)
+    known = row.sequence.tokens[start : start + row.length]
+    return known + [draft.token for draft in row.drafts] + [0] * (width - row.columns)
 
 
-def _logit_rows(lengths: Ints, width: int, all_logits: bool) -> Ints:
-    starts = np.arange(len(lengths), dtype=np.int32) * width
-    if not all_logits:
-        return starts + lengths - 1
-    return np.concatenate([start + np.arange(n, dtype=np.int32) for start, n in zip(starts, lengths, strict=True)])
+def _logit_rows(columns: Ints, wanted: Ints, width: int) -> Ints:
+    """Of each row the last `wanted` places, as row * width + column."""
+    ends = np.arange(len(columns), dtype=np.int32) * width + columns
+    return np.concatenate([np.arange(end - n, end, dtype=np.int32) for end, n in zip(ends, wanted, strict=True)])
 
 
 def context(tokens: Items[int], past: int, length: int, eos: int) -> list[int]:

@@ -92,15 +92,16 @@ class Evaluation:
         yield "final", self.model
 
     def drafts(self) -> Figures:
-        """Tokens per round with 1 to 4 drafts on continuations of held-out passages."""
+        """Tokens per round with 1 to 4 drafts on held-out passages, with and without reuse of blocks."""
         starts = np.linspace(0, len(self.tokens) - PROMPT_TOKENS, PROMPTS, endpoint=False, dtype=int)
         prompts = [self.tokens[s : s + PROMPT_TOKENS].tolist() for s in starts]
         with tempfile.TemporaryDirectory() as folder:
             bundle = Path(folder) / "bundle"
             export_bundle(self.folder, bundle, ExportOptions(capacity=256, slots=PROMPTS, dtype="float32"))
-            found = acceptance_lengths(bundle, prompts, NEW_TOKENS)
-        for drafts, length in enumerate(found, start=1):
-            yield f"tokens per round, {drafts} draft{'s' if drafts > 1 else ''}", length
+            for reuse, remark in ((True, ""), (False, ", blocks chosen anew")):
+                found = acceptance_lengths(bundle, prompts, NEW_TOKENS, reuse_blocks=reuse)
+                for drafts, length in enumerate(found, start=1):
+                    yield f"tokens per round, {drafts} draft{'s' if drafts > 1 else ''}{remark}", length
 
 
 def print_figures(figures: Figures) -> dict[str, float]:

@@ -122,6 +122,7 @@ def _facts(output: RequestOutput) -> dict[str, Any]:
         "finish_reason": output.finish_reason,
         "prompt_token_ids": output.prompt_token_ids,
         "logprobs": None if output.logprobs is None else [_logprobs(entry) for entry in output.logprobs],
+        "drafts": {"proposed": output.drafts.proposed, "kept": output.drafts.kept, "steps": output.drafts.steps},
         "seconds": {"first_token": output.timings.first_token, "total": output.timings.finished},
     }
 

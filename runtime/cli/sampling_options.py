@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from flashnext.runtime.cli.parser import Parser, number, token_ids, whole_number
+from flashnext.runtime.speculation.draft import DRAFTERS
 
 MAX_SEED = (1 << 63) - 1
 
@@ -23,6 +24,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "stop": {"action": "append", "metavar": "TEXT", "help": "end before this text; may be given several times"},
     "stop_token_ids": {"type": token_ids, "metavar": "IDS", "help": 'end at any of these tokens, such as "7,8"'},
     "ignore_eos": {"action": "store_true", "help": "go on past the model's own end"},
+    "draft_tokens": {"type": whole_number(0), "metavar": "K", "help": "guess up to K tokens ahead per step; 0: off"},
+    "drafter": {"choices": DRAFTERS, "help": "who guesses: the draft layer (mtp, default), or a look-up in the text"},
+    "draft_adaptive": {"action": argparse.BooleanOptionalAction, "help": "draft fewer where it does not pay (default)"},
     "logprobs": {"type": whole_number(0), "metavar": "N", "help": "with --json: log probabilities of the N likeliest"},
 }
 

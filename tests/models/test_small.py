@@ -112,3 +112,18 @@ def test_greedy_text_is_words(bundle: Path) -> None:
         )
     assert len(output.text.split()) >= 8
     assert output.text.isascii()
+
+
+@pytest.mark.parametrize(("drafter", "count"), [("mtp", 1), ("mtp", 4), ("mtp", 7), ("prompt-lookup", 5)])
+def test_speculation_changes_no_text_and_keeps_drafts(bundle: Path, drafter: str, count: int) -> None:
+    prompts = [TEXT, TEXT[:200], "To be, or not to be,", TEXT[300:700]]
+    plain = SamplingParams(max_tokens=40, temperature=0.0)
+    drafting = SamplingParams(
+        max_tokens=40, temperature=0.0, draft_tokens=count, drafter=drafter, draft_adaptive=drafter == "mtp"
+    )
+    with LLM(bundle, threads=1) as llm:
+        expected, found = llm.generate(prompts, plain), llm.generate(prompts, drafting)
+    assert [o.text for o in found] == [o.text for o in expected]
+    assert [o.token_ids for o in found] == [o.token_ids for o in expected]
+    assert sum(o.drafts.kept for o in found) > 0
+    assert all(1 <= o.drafts.acceptance_length <= count + 1 for o in found)

@@ -1,74 +1,17 @@
-"""The decode loop over a model that only remembers: who gets which token, and what a failure leaves behind.
-
-The stand-in keeps each slot's tokens as the states would and answers with a hash of all of them, so any mix-up of
-slots, lengths or chunks changes the output.
-"""
+"""The decode loop over a model that only remembers: who gets which token, and what a failure leaves behind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
+from remembering_model import alone, request, start
 
 from flashnext.export.errors import EngineError, RequestError
 from flashnext.export.graphs.manifest import Manifest
-from flashnext.runtime.decode_loop import DecodeLoop
-from flashnext.runtime.model_runner import StepBatch, StepOutput
-from flashnext.runtime.request import Request
-from flashnext.runtime.sampling_params import SamplingParams
-from flashnext.runtime.scheduler import Scheduler
 
 MakeManifest = Callable[..., Manifest]
-
-
-class RememberingModel:
-    """Slots that hold tokens; `fail_at` names steps that raise, `nan_for` a first token whose logits break."""
-
-    def __init__(self, manifest: Manifest, fail_at: int = -1, nan_for: int = -1) -> None:
-        self.manifest = manifest
-        self.steps = 0
-        self.batch_sizes: list[int] = []
-        self._fail_at, self._nan_for = fail_at, nan_for
-        self._memory: dict[int, list[int]] = {}
-
-    def step(self, batch: StepBatch) -> StepOutput:
-        self.steps += 1
-        self.batch_sizes.append(len(batch.slots))
-        if self.steps == self._fail_at:
-            raise EngineError("the engine broke")
-        rows = [self._row(batch, i) for i in range(len(batch.slots))]
-        return StepOutput(np.stack(rows), np.zeros(0))
-
-    def _row(self, batch: StepBatch, i: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        slot, past, length = int(batch.slots[i]), int(batch.past_len[i]), int(batch.new_len[i])
-        before = self._memory[slot][:past] if past else []
-        assert len(before) == past
-        tokens = self._memory[slot] = before + batch.token_ids[i, :length].tolist()
-        row = np.random.default_rng(tokens).normal(size=self.manifest.config.vocab_size).astype(np.float32)
-        return row * np.float32(np.nan) if tokens[0] == self._nan_for else row
-
-
-def start(
-    manifest: Manifest, chunk: int = 5, max_batch: int | None = None, **faults: int
-) -> tuple[DecodeLoop, Scheduler, RememberingModel]:
-    model = RememberingModel(manifest, **faults)
-    scheduler = Scheduler(manifest.slots, manifest.window, chunk, max_batch)
-    return DecodeLoop(model, scheduler), scheduler, model
-
-
-def request(manifest: Manifest, prompt: list[int], **params: Any) -> Request:
-    params = {"max_tokens": 7, "temperature": 0.0, **params}
-    return Request(manifest, prompt, SamplingParams(**params), None)
-
-
-def alone(manifest: Manifest, prompt: list[int], **params: Any) -> list[int]:
-    loop, _, _ = start(manifest, chunk=64)
-    single = request(manifest, prompt, **params)
-    loop.run([single])
-    return single.output().token_ids
-
 
 PROMPTS = [[1, 2, 3], [9] * 17, [4], [5, 6] * 10, [7] * 5, [8, 1]]
 

@@ -1,4 +1,4 @@
-"""Replayed speculation: bounds, and one draft by its definition."""
+"""Acceptance lengths: bounds, and one draft by its definition."""
 
 from __future__ import annotations
 
