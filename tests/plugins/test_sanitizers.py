@@ -43,6 +43,12 @@ def test_every_op_has_a_case() -> None:
     assert sorted(CASES) == [source.parent.name for source in kernel_sources()]
 
 
+@pytest.mark.parametrize("op", CASES)
+def test_small_case(kernels: HostKernels, op: str) -> None:
+    """In the build that the suite runs on: on a GPU under compute-sanitizer."""
+    CASES[op]().check(kernels)
+
+
 @pytest.mark.parametrize("kind", ["address", "thread"])
 @pytest.mark.parametrize("op", CASES)
 def test_sanitizer_is_content(op: str, kind: str) -> None:

@@ -108,6 +108,19 @@ def test_inputs_may_lie_anywhere(ops: KernelOps) -> None:
     assert torch.equal(again[0], want[0]), "outside of the block the reference is back"
 
 
+@pytest.mark.parametrize("scales", ["static", "dynamic"])
+def test_a_state_in_fp8(ops: KernelOps, scales: str) -> None:
+    inputs = residual()
+    inputs[0] = inputs[0].to(torch.float8_e4m3fn)
+    static = [torch.tensor([0.5, 1.0]), torch.tensor([0.01, 0.02])]
+    inputs += static if scales == "static" else [torch.rand(1, 2, 2) + 0.1]
+    want = call("GatedResidual", f"pending_fp8_{scales}", *inputs, branches=2, eps=1e-6)
+    with implemented_by(ops.run):
+        got = call("GatedResidual", f"pending_fp8_{scales}", *inputs, branches=2, eps=1e-6)
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g.float(), w.float())
+
+
 def test_sizes_without_a_kernel_are_named(ops: KernelOps) -> None:
     with implemented_by(ops.run), pytest.raises(PluginError, match="hidden must be a multiple of 8"):
         call("GatedResidual", "pending", *residual(12), branches=2, eps=1e-6)
