@@ -2,7 +2,7 @@
 
     python -m flashnext.plugins.cuda_tools nvcc          # prints its path, or says how to get it
 
-Looked at in turn: the PATH, the toolkit that $CUDA_HOME or $CUDA_PATH names, /usr/local/cuda, and the wheels of this
+Looked at in turn: the PATH, the toolkit that $CUDA_HOME or $CUDA_PATH names, /usr/local/cuda*, and the wheels of this
 Python environment (their folder is site-packages/nvidia/cu13).
 """
 
@@ -45,7 +45,7 @@ def find_tool(name: str) -> Path:
 def toolkits() -> Iterator[Path]:
     """Folders that are laid out like a CUDA toolkit (bin, include), whether they exist or not."""
     yield from (Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name))
-    yield Path("/usr/local/cuda")
+    yield from (Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-13*")))
     yield from wheels()
 
 
