@@ -28,7 +28,7 @@ from flashnext.calibration.training.data import Tokens, Windows, encode, prepare
 from flashnext.calibration.training.settings import Settings
 from flashnext.export.errors import FlashNextError
 
-MOST_STEPS = 1_000_000
+RANGES = {"steps": (1, 1_000_000), "seed": (0, 2**63 - 1), "batch": (1, 1024), "length": (2, 4096)}
 DEFAULTS = Settings(pretrain_steps=500, distill_steps=0, sparse_steps=0, length=128, batch=8, warmup=20, log_every=10)
 
 
@@ -38,8 +38,12 @@ def compare(
     """Train what is not trained yet, and measure all; returns the rows of the report, and what they were made with."""
     tokenizer, tokens = prepare(corpus, folder)
     held_out = encode(tokenizer, read_documents(corpus / "held_out.jsonl"))
-    if len(held_out) <= settings.length:
-        raise FlashNextError(f"{corpus} has {len(held_out)} held-out tokens, too few for windows of {settings.length}.")
+    for what, stream in (("training", tokens), ("held-out", held_out)):
+        if len(stream) < 2 * (settings.length + 1):
+            raise FlashNextError(
+                f"{corpus} has {len(stream):,} {what} tokens, too few for windows of {settings.length}: "
+                "give a smaller --length."
+            )
     records = train_all(designs, shape, settings, tokens, held_out, folder)
     learners = {n: Learner(n, shape, settings) for n in dict.fromkeys((BASELINE, *designs))}
     batch = Windows(tokens, settings.length + 1, settings.batch, settings.seed)(0)
@@ -74,6 +78,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--designs", nargs="+", metavar="NAME", default=list(DESIGNS), help=", ".join(DESIGNS))
     parser.add_argument("--steps", type=int, default=DEFAULTS.steps)
     parser.add_argument("--seed", type=int, default=DEFAULTS.seed)
+    parser.add_argument("--batch", type=int, default=DEFAULTS.batch, help="windows of a step")
+    parser.add_argument("--length", type=int, default=DEFAULTS.length, help="tokens of a window")
     parser.add_argument("--corpus", type=Path, default=Path("build/corpus"), help="made by scripts/build_corpus")
     parser.add_argument("--out", type=Path, default=Path("build/residual_lab"), help="folder of the results")
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
@@ -81,10 +87,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     unknown = [name for name in options.designs if name not in DESIGNS]
     if unknown:
         raise FlashNextError(f"There is no design {unknown[0]!r}; there are: {', '.join(DESIGNS)}.")
-    if not 1 <= options.steps <= MOST_STEPS:
-        raise FlashNextError(f"--steps is {options.steps}; give a number from 1 to {MOST_STEPS:,}.")
-    if not 0 <= options.seed < 2**63:
-        raise FlashNextError(f"--seed is {options.seed}; give a number from 0 to {2**63 - 1}.")
+    for name, (low, high) in RANGES.items():
+        if not low <= getattr(options, name) <= high:
+            raise FlashNextError(f"--{name} is {getattr(options, name)}; give a number from {low} to {high:,}.")
     if options.out.exists() and not options.out.is_dir():
         raise FlashNextError(f"--out {options.out} is not a folder; name another place for the results.")
     return options
@@ -94,6 +99,7 @@ def run(argv: Sequence[str] | None) -> None:
     """The command, with errors for the caller."""
     options = arguments(argv)
     settings = dataclasses.replace(DEFAULTS, pretrain_steps=options.steps, seed=options.seed)
+    settings = dataclasses.replace(settings, batch=options.batch, length=options.length)
     for name in ("train.jsonl", "held_out.jsonl"):
         read_documents(options.corpus / name)
     options.out.mkdir(parents=True, exist_ok=True)

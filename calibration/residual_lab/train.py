@@ -29,7 +29,7 @@ SETTLED = 0.2
 """Share of the steps after which gradient norms count: at first every design's norm falls steeply."""
 LAST = 50
 """Steps whose mean loss is the training loss of the record."""
-GLANCE, ALL = 64, 1024
+GLANCE, ALL = 64, 512
 """Held-out windows during training, and at its end."""
 
 

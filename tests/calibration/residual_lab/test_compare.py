@@ -111,6 +111,8 @@ def test_time_ratios() -> None:
     [
         (["--designs", "pre_norn"], "There is no design 'pre_norn'; there are: pre_norm, "),
         (["--steps", "0"], "--steps is 0; give a number from 1 to 1,000,000."),
+        (["--batch", "0"], "--batch is 0; give a number from 1 to 1,024."),
+        (["--length", "4000"], "2,000 training tokens, too few for windows of 4000: give a smaller --length."),
         (["--seed", "-1"], "--seed is -1; give a number from 0 to "),
         (["--corpus", "nowhere"], "train.jsonl does not exist. Build the corpus first: scripts/build_corpus nowhere"),
         (["--out", __file__], "is not a folder; name another place for the results."),
