@@ -25,10 +25,17 @@ from flashnext.calibration.residual_lab.designs.catalogue import BASELINE, DESIG
 from flashnext.calibration.residual_lab.learner import Learner
 from flashnext.calibration.residual_lab.train import Record, Run, made_with, stored_record
 from flashnext.calibration.training.data import Tokens, Windows, encode, prepare
+from flashnext.calibration.training.optimizers import Rates
 from flashnext.calibration.training.settings import Settings
 from flashnext.export.errors import FlashNextError
 
-RANGES = {"steps": (1, 1_000_000), "seed": (0, 2**63 - 1), "batch": (1, 1024), "length": (2, 4096)}
+RANGES = {
+    "steps": (1, 1_000_000),
+    "seed": (0, 2**63 - 1),
+    "batch": (1, 1024),
+    "length": (2, 4096),
+    "rate": (0.001, 100),
+}
 DEFAULTS = Settings(pretrain_steps=500, distill_steps=0, sparse_steps=0, length=128, batch=8, warmup=20, log_every=10)
 
 
@@ -80,6 +87,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=DEFAULTS.seed)
     parser.add_argument("--batch", type=int, default=DEFAULTS.batch, help="windows of a step")
     parser.add_argument("--length", type=int, default=DEFAULTS.length, help="tokens of a window")
+    parser.add_argument("--rate", type=float, default=1.0, help="factor on all learning rates")
     parser.add_argument("--corpus", type=Path, default=Path("build/corpus"), help="made by scripts/build_corpus")
     parser.add_argument("--out", type=Path, default=Path("build/residual_lab"), help="folder of the results")
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
@@ -99,7 +107,8 @@ def run(argv: Sequence[str] | None) -> None:
     """The command, with errors for the caller."""
     options = arguments(argv)
     settings = dataclasses.replace(DEFAULTS, pretrain_steps=options.steps, seed=options.seed)
-    settings = dataclasses.replace(settings, batch=options.batch, length=options.length)
+    rates = Rates(**{name: options.rate * rate for name, rate in dataclasses.asdict(DEFAULTS.rates).items()})
+    settings = dataclasses.replace(settings, batch=options.batch, length=options.length, rates=rates)
     for name in ("train.jsonl", "held_out.jsonl"):
         read_documents(options.corpus / name)
     options.out.mkdir(parents=True, exist_ok=True)

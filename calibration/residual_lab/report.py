@@ -91,32 +91,34 @@ def _rounded(row: Row) -> Row:
 
 
 def plot(rows: Sequence[Row], folder: Path, picture: Path) -> None:
-    """Loss and gradient norm against steps, and held-out loss against cost, into a PNG file.
+    """Loss and gradient norm against steps, held-out loss against cost, and the norm's variance, into a PNG file.
 
     Raises:
         FlashNextError: matplotlib is not installed.
     """
     pyplot = load_pyplot()
-    figure, axes = pyplot.subplots(2, 2, figsize=(14, 10), constrained_layout=True)
+    figure, axes = pyplot.subplots(2, 2, figsize=(13, 9), constrained_layout=True)
     colours = pyplot.get_cmap("tab20")
-    base = _curve(folder, BASELINE, "loss") if any(r["design"] == BASELINE for r in rows) else None
-    for number, row in enumerate(rows):
-        name, style = row["design"], {"color": colours(number), "linewidth": 1.2}
-        loss, norm = (_curve(folder, name, column) for column in ("loss", "gradient_norm"))
-        axes[0, 0].plot(*_smooth(loss if base is None else loss - base), label=name, **style)
-        axes[0, 1].plot(*_smooth(norm), **style)
+    names = [row["design"] for row in rows]
+    losses = {name: _curve(folder, name, "loss") for name in names}
+    base = losses.get(BASELINE)
+    for number, (name, row) in enumerate(zip(names, rows, strict=True)):
+        style = {"color": colours(number), "linewidth": 1.2}
+        axes[0, 0].plot(*_smooth(losses[name] if base is None else losses[name] - base), label=name, **style)
+        axes[0, 1].plot(*_smooth(_curve(folder, name, "gradient_norm")), **style)
         axes[1, 0].scatter(row["time_ratio"], row["held_out_loss"], color=colours(number))
-        axes[1, 0].annotate(name, (row["time_ratio"], row["held_out_loss"]), fontsize=8, rotation=20)
-        axes[1, 1].barh(name, row["gradient_norm_variance"], color=colours(number))
+        text = axes[1, 0].annotate("  " + name, (row["time_ratio"], row["held_out_loss"]), fontsize=7)
+        text.set_in_layout(False)
+        axes[1, 1].barh(number, row["gradient_norm_variance"], color=colours(number))
+    axes[1, 1].set_yticks(range(len(names)), names, fontsize=7)
+    axes[1, 0].margins(x=0.25)  # room for the names
+    axes[1, 1].invert_yaxis()
+    axes[0, 0].legend(fontsize=7, ncols=2)
     _title(axes[0, 0], "training loss" + ("" if base is None else f" less that of {BASELINE}"), "step")
     _title(axes[0, 1], "gradient norm before clipping", "step")
     _title(axes[1, 0], "held-out loss, nats per token", "processor time of a step over the baseline's")
-    _title(axes[1, 1], "variance of the gradient norm", "")
-    for axis, scale in ((axes[0, 1], "set_yscale"), (axes[1, 1], "set_xscale")):
-        getattr(axis, scale)("log")
-    axes[1, 1].invert_yaxis()
-    axes[0, 0].legend(fontsize=8, ncols=2)
-    figure.savefig(picture, dpi=70)
+    _title(axes[1, 1], "variance of the gradient norm", "after the first fifth of the steps")
+    figure.savefig(picture, dpi=72)
     pyplot.close(figure)
 
 

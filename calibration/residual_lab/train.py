@@ -64,7 +64,7 @@ class Record:
 
 def made_with(shape: Shape, settings: Settings, tokens: Tokens, held_out: Tokens) -> dict[str, Any]:
     """All that a run depends on, in JSON's types."""
-    sizes = {"training_tokens": len(tokens), "held_out_tokens": len(held_out)}
+    sizes = {"training_tokens": len(tokens), "held_out_tokens": len(held_out), "held_out_windows": ALL}
     out: dict[str, Any] = json.loads(
         json.dumps({"shape": dataclasses.asdict(shape), "settings": dataclasses.asdict(settings), **sizes})
     )

@@ -79,6 +79,9 @@ def test_going_on_and_repeating(lab: tuple[Path, Path], capsys: pytest.CaptureFi
     assert losses(folder) == losses(folder, first)
     call(lab, "--steps", "3", "--designs", "gated_norm", "--seed", "1", "--json")
     assert losses(folder) != losses(folder, first)
+    call(lab, "--steps", "3", "--designs", "gated_norm", "--rate", "0.5", "--json")
+    assert losses(folder)[0] == losses(folder, first)[0]
+    assert losses(folder) != losses(folder, first)
 
 
 def losses(folder: Path, data: bytes | None = None) -> list[str]:
@@ -112,6 +115,7 @@ def test_time_ratios() -> None:
         (["--designs", "pre_norn"], "There is no design 'pre_norn'; there are: pre_norm, "),
         (["--steps", "0"], "--steps is 0; give a number from 1 to 1,000,000."),
         (["--batch", "0"], "--batch is 0; give a number from 1 to 1,024."),
+        (["--rate", "nan"], "--rate is nan; give a number from 0.001 to 100."),
         (["--length", "4000"], "2,000 training tokens, too few for windows of 4000: give a smaller --length."),
         (["--seed", "-1"], "--seed is -1; give a number from 0 to "),
         (["--corpus", "nowhere"], "train.jsonl does not exist. Build the corpus first: scripts/build_corpus nowhere"),
