@@ -13,7 +13,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,11 @@ FORMATS = {"e4m3": 448.0, "e5m2": 57344.0}
 SMALLEST_SCALE = 2.0**-126
 """float32's smallest normal number: a product with a smaller scale may lose bits, or vanish."""
 LARGEST_FLOAT = (2 - 2.0**-23) * 2.0**127
+MODES = ("plain", "static", "dynamic")
+RESIDUAL_FORMS = ("plain", "fp8", "fp8-dynamic")
+"""What a user may ask for; fp8 takes static scales from a file."""
+DRAFT = "mtp.layers.0"
+DRAFT_START = f"{DRAFT}.input"
 REMEDY = "Calibrate this checkpoint with: flashnext calibrate CKPT --text … --out scales.json"
 
 
@@ -44,15 +49,40 @@ def store_names(config: ModelConfig) -> tuple[str, ...]:
     """
     names = []
     for layer in range(config.num_hidden_layers):
-        before = f"layers.{layer - 1}.mlp" if layer else "embedding"
-        names += [f"layers.{layer}.ngram" if layer in config.ngram_layers else before, f"layers.{layer}.mixer"]
+        injected = layer in config.ngram_layers
+        names += [f"layers.{layer}.ngram" if injected else store_before(layer), f"layers.{layer}.mixer"]
     names.append(last_store(config))
-    return (*names, *(f"mtp.layers.0.{kind}" for kind in ("input", "mixer", "mlp") if config.has_mtp))
+    return (*names, *((DRAFT_START, f"{DRAFT}.mixer", f"{DRAFT}.mlp") if config.has_mtp else ()))
+
+
+def store_before(layer: int) -> str:
+    """What a layer's first Gated Residual writes where no n-gram injection does: the block before, or the start."""
+    return f"layers.{layer - 1}.mlp" if layer else "embedding"
 
 
 def last_store(config: ModelConfig) -> str:
     """The store whose branches go to the final Gated Residual and to the draft layer."""
     return f"layers.{config.num_hidden_layers - 1}.mlp"
+
+
+@dataclass(frozen=True)
+class ResidualStorage:
+    """How a model keeps its residual branches: `mode` "plain" (in the activations' dtype), or E4M3 with "static"
+    scales (one per store and branch) or "dynamic" ones (one per token and branch)."""
+
+    mode: str = "plain"
+    scales: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.mode != "plain"
+
+    def faults(self, config: ModelConfig) -> Iterator[str]:
+        """What keeps a model from being stored this way."""
+        if self.mode not in MODES:
+            yield f"the residual's mode is {self.mode!r:.40}, expected one of {', '.join(MODES)}"
+        else:
+            yield from scale_faults(config, self.mode, "e4m3", self.scales)
 
 
 @dataclass(frozen=True)
@@ -111,24 +141,26 @@ class ResidualScales:
                 f"{source} belongs to another checkpoint (identity {plain(self.checkpoint, 16)}, "
                 f"this one is {identity[:16]}…). {REMEDY}"
             )
-        faults = list(self._faults(config))
+        faults = list(scale_faults(config, self.mode, self.format, self.scales))
         if faults:
             more = f" ({len(faults):,} faults in all)" if len(faults) > 1 else ""
             raise ScalesError(f"{source} cannot be used: {faults[0]}{more}. {REMEDY}")
 
-    def _faults(self, config: ModelConfig) -> Iterator[str]:
-        wanted = store_names(config) if self.mode == "static" else ()
-        for name in wanted:
-            if name not in self.scales:
-                yield f"the store {name} has no scales"
-        for name, values in self.scales.items():
-            if name not in wanted:
-                yield f"{plain(name, 80)!r} is not a store of this model in {self.mode} mode"
-            elif len(values) != config.hc_count:
-                yield f"the store {name} has {len(values)} scales, the model {config.hc_count} branches"
-            for branch, value in enumerate(values):
-                if fault := scale_fault(value, self.format):
-                    yield f"the scale of branch {branch} at {plain(name, 80)} is {value!r}: {fault}"
+
+def scale_faults(config: ModelConfig, mode: str, form: str, scales: Mapping[str, tuple[float, ...]]) -> Iterator[str]:
+    """What is wrong with scales for a model, fault by fault; modes but "static" have none."""
+    wanted = store_names(config) if mode == "static" else ()
+    for name in wanted:
+        if name not in scales:
+            yield f"the store {name} has no scales"
+    for name, values in scales.items():
+        if name not in wanted:
+            yield f"{plain(name, 80)!r} is not a store of this model in {mode} mode"
+        elif len(values) != config.hc_count:
+            yield f"the store {name} has {len(values)} scales, the model {config.hc_count} branches"
+        for branch, value in enumerate(values):
+            if fault := scale_fault(value, form):
+                yield f"the scale of branch {branch} at {plain(name, 80)} is {value!r}: {fault}"
 
 
 def scale_fault(value: float, form: str = "e4m3") -> str:

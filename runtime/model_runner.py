@@ -24,6 +24,7 @@ from flashnext.export.files import plain
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.engines import open_engine
 from flashnext.runtime.engines.base import Array, Engine, numpy_dtype
+from flashnext.runtime.hand_over import HandOver
 from flashnext.runtime.ngram import MappedRows, RowSource
 from flashnext.runtime.states import allocate_states
 from flashnext.runtime.weights import load_weights
@@ -60,7 +61,7 @@ class StepOutput:
     logits: NDArray[np.float32]
     """[N, V]"""
     hidden: Array
-    """[B, S, n, H] residual branches before the final Gated Residual: the draft layer's input"""
+    """[B, S, n, H] residual branches before the final Gated Residual: the draft layer's input (`hand_over` has more)"""
 
 
 class ModelRunner:
@@ -77,6 +78,7 @@ class ModelRunner:
         self.states = states
         self._engines = engines
         self._row_sources = row_sources
+        self._hand_over = HandOver(manifest)
 
     @classmethod
     def open(
@@ -116,7 +118,7 @@ class ModelRunner:
             values.update(self._run("head", values))
         values.update({name: ticket.wait() for name, ticket in tickets.items()})
         out = self._run("body", values)
-        return StepOutput(out["logits"], out["hidden"])
+        return StepOutput(out["logits"], self._hand_over.packed("hidden", out))
 
     @property
     def has_mtp(self) -> bool:
@@ -128,21 +130,21 @@ class ModelRunner:
     ) -> tuple[NDArray[np.float32], Array, Ints]:
         """Draft layer on pairs (hidden state after position t, token t + 1), run at position t.
 
-        Returns logits [N, V] (position t predicts token t + 2), its own hidden states [B, S, n, H] and the blocks
-        [B, K] that each row's last valid token chose. `past_len` counts the layer's own positions.
+        Returns logits [N, V] (position t predicts token t + 2), its own states (like `StepOutput.hidden`) and the
+        blocks [B, K] that each row's last valid token chose. `past_len` counts the layer's own positions.
         """
         out = self._run(
             "mtp",
             {
                 "token_ids": token_ids,
-                "hidden": hidden,
+                **self._hand_over.fed(hidden),
                 "slots": slots,
                 "past_len": past_len,
                 "new_len": new_len,
                 "logit_rows": logit_rows,
             },
         )
-        return out["logits"], out["hidden_out"], out["blocks"]
+        return out["logits"], self._hand_over.packed("hidden_out", out), out["blocks"]
 
     def mtp_draft(
         self,
@@ -160,7 +162,7 @@ class ModelRunner:
             "mtp_draft",
             {
                 "token_ids": token_ids,
-                "hidden": hidden,
+                **self._hand_over.fed(hidden),
                 "slots": slots,
                 "past_len": past_len,
                 "new_len": new_len,
@@ -169,7 +171,7 @@ class ModelRunner:
                 "logit_rows": logit_rows,
             },
         )
-        return out["logits"], out["hidden_out"]
+        return out["logits"], self._hand_over.packed("hidden_out", out)
 
     def close(self) -> None:
         """Stop the row sources and let go of engines and states; the runner cannot be used afterwards."""

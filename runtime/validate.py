@@ -37,6 +37,11 @@ DRAFT_GRAPH = "mtp_draft"
 TOLERANCES = {"float32": 2e-4, "bfloat16": 5e-2}
 """Largest error that passes, in standard deviations of the reference's output. float32: other orders of summation
 give about 1e-5 in one layer, and layers add up. bfloat16: one rounding is 4e-3, and each layer adds several."""
+FP8_TOLERANCE = 0.1
+"""With a residual in FP8 the mean error is judged. A value on the edge between two codes falls to either side in
+another order of summation; the layers behind it then see a change of several percent in one column, more values fall
+to the other side, and outputs differ by some of what FP8 costs. This finds faults, not last bits: those are compared
+op by op in the tests (docs/validation.md)."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +55,12 @@ class OutputError:
     mean_error: float
     deviation: float
     tolerance: float
+    by_mean: bool = False
 
     @property
     def relative(self) -> float:
-        """The largest error in deviations of the output."""
-        return self.max_error / self.deviation
+        """The largest error in deviations of the output; the mean one where that is what is judged."""
+        return (self.mean_error if self.by_mean else self.max_error) / self.deviation
 
     def __bool__(self) -> bool:
         """Whether it passes; Polygraphy asks comparison results this way. NaN does not pass."""
@@ -116,9 +122,9 @@ def _masked(value: Array, step: Step) -> Array:
 class DeviationCompare:
     """Polygraphy comparison function: errors relative to the output's standard deviation, kept in `rows`."""
 
-    def __init__(self, tolerance: float) -> None:
+    def __init__(self, tolerance: float, by_mean: bool = False) -> None:
         self.rows: list[OutputError] = []
-        self._tolerance = tolerance
+        self._tolerance, self._by_mean = tolerance, by_mean
         self._graph, self._steps = "", list[Step]()
 
     def begin(self, graph: str, steps: list[Step]) -> None:
@@ -141,7 +147,7 @@ class DeviationCompare:
         largest, mean = (float(error.max()), float(error.mean())) if error.size else (0.0, 0.0)
         # Errors of integers, and of a constant, are related to 1.
         deviation = 1.0 if exact else float(wide.std()) or 1.0
-        return OutputError(self._graph, step.name, name, largest, mean, deviation, self._tolerance)
+        return OutputError(self._graph, step.name, name, largest, mean, deviation, self._tolerance, self._by_mean)
 
 
 class Validation:
@@ -188,7 +194,9 @@ def validate(
         raise RequestError(f"The tolerance {tolerance} must be a finite number, 0 or more.")
     validation = Validation(Path(bundle), engine, checkpoint, threads)
     manifest = validation.manifest
-    comparison = DeviationCompare(TOLERANCES[manifest.dtype] if tolerance is None else tolerance)
+    in_fp8 = manifest.residual_mode != "plain"
+    allowed = FP8_TOLERANCE if in_fp8 else TOLERANCES[manifest.dtype]
+    comparison = DeviationCompare(allowed if tolerance is None else tolerance, in_fp8)
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):  # the report says it all; Polygraphy would log to standard output
         _compare_graphs(validation, comparison, plan(manifest, tokens), FeedMaker(manifest, seed))
     return Report(engine, comparison.rows)
@@ -198,7 +206,7 @@ def _compare_graphs(validation: Validation, comparison: DeviationCompare, steps:
     known: list[dict[str, Array]] = [{} for _ in steps]
     for graph, spec in _with_progress(validation.manifest.graphs):
         if graph == DRAFT_GRAPH:
-            steps, known = [draft_step(steps[-1])], [draft_inputs(known[-1])]
+            steps, known = [draft_step(steps[-1])], [draft_inputs(validation.manifest, known[-1])]
         feeds = [maker.feeds(spec, i, step, known[i]) for i, step in enumerate(steps)]
         results = validation.run(graph, steps, feeds)
         comparison.begin(graph, steps)

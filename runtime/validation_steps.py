@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import GraphSpec, Manifest
 from flashnext.runtime.engines.base import Array, numpy_dtype
+from flashnext.runtime.hand_over import HandOver
 
 DEFAULT_PREFILL = 24
 VERIFIED = 4
@@ -73,9 +74,10 @@ def draft_step(last: Step) -> Step:
     return Step("draft", 1, _add(last.past_len, last.new_len), (0,) * rows, (1,) * rows)
 
 
-def draft_inputs(known: Mapping[str, Array]) -> dict[str, Array]:
+def draft_inputs(manifest: Manifest, known: Mapping[str, Array]) -> dict[str, Array]:
     """What a draft takes from the last step of "mtp", which has one token per row."""
-    return {"hidden": known["hidden_out"], "blocks": known["blocks"]}
+    hand_over = HandOver(manifest)
+    return {**hand_over.fed(hand_over.packed("hidden_out", known)), "blocks": known["blocks"]}
 
 
 def _add(*lengths: tuple[int, ...]) -> tuple[int, ...]:
@@ -88,10 +90,13 @@ class FeedMaker:
     def __init__(self, manifest: Manifest, seed: int) -> None:
         self.manifest = manifest
         self._seed = seed
+        self._hand_over = HandOver(manifest)
 
     def feeds(self, graph: GraphSpec, number: int, step: Step, known: Mapping[str, Array]) -> dict[str, Array]:
         """Every input of the graph that is neither weight nor state."""
         values = {**self._values(number, step), **known}
+        if "hidden" in values:  # static scales are not among the body's outputs
+            values |= self._hand_over.fed(self._hand_over.packed("hidden", values))
         fed = [spec for spec in graph.inputs if spec.role in ("step", "rows", "edge")]
         return {spec.name: np.ascontiguousarray(values[spec.name], numpy_dtype(spec.dtype)) for spec in fed}
 

@@ -25,7 +25,7 @@ from flashnext.export.checkpoint.generation import generation_settings
 from flashnext.export.checkpoint.identity import identity
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.config import ModelConfig
-from flashnext.export.errors import BundleError, ConfigError
+from flashnext.export.errors import BundleError, ConfigError, ScalesError
 from flashnext.export.graphs import external, functions
 from flashnext.export.graphs.experts import DTYPE_NAMES, expert_format, expert_sources, is_scale
 from flashnext.export.graphs.io import DEFAULT_CAPACITY, BuildOptions, expert_prefixes, graph_names, graph_spec
@@ -33,8 +33,8 @@ from flashnext.export.graphs.manifest import CheckpointRef, GraphSpec, Manifest,
 from flashnext.export.graphs.trace import trace
 from flashnext.export.graphs.whole_folder import whole_or_nothing
 from flashnext.export.model.loading import build_on_meta
-from flashnext.export.model.rope import rotary_frequencies
 from flashnext.export.ops import schema
+from flashnext.export.residual_scales import RESIDUAL_FORMS, ResidualStorage, read_scales
 from flashnext.export.rope_config import parse_rope
 
 TOKENIZER_FILES = (
@@ -50,6 +50,7 @@ TOKENIZER_FILES = (
 class ExportOptions(BuildOptions):
     """Options of `flashnext export`.
 
+    `residual_form` is "plain", "fp8" or "fp8-dynamic"; "fp8" takes its static scales from the file `scales`.
     `indexer_budget` (tokens a query may choose) and `rope_scaling` (`rope_parameters` of the checkpoint's form, for
     example YaRN) override the checkpoint's configuration. A `capacity` of 0 stands for 4,096 tokens, or the model's
     context where that is shorter. `beside` also writes the graphs next to the shards, where command line tools find
@@ -57,6 +58,8 @@ class ExportOptions(BuildOptions):
     """
 
     capacity: int = 0
+    residual_form: str = "plain"
+    scales: str | Path | None = None
     indexer_budget: int | None = None
     rope_scaling: dict[str, Any] | None = None
     beside: bool = False
@@ -84,7 +87,7 @@ def export_bundle(
     _check_target(target, options.overwrite)
     checkpoint = Checkpoint.open(checkpoint_folder, note)
     config = overridden(checkpoint.config, options)
-    options = fitted(options, config)
+    options = fitted(with_residual(options, checkpoint), config)
     with whole_or_nothing(target) as folder:
         manifest = _write_bundle(checkpoint, config, options, folder, progress)
     if options.beside:
@@ -96,6 +99,34 @@ def _reference(checkpoint: Checkpoint) -> CheckpointRef:
     folder, parent = checkpoint.folder, checkpoint.common_parent
     files = sorted({info.file.relative_to(parent).as_posix() for info in checkpoint.tensors.values()})
     return CheckpointRef(str(folder.resolve()), identity(folder), str(parent), tuple(files))
+
+
+def with_residual(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
+    """The options with the storage of the residual that they ask for.
+
+    Raises:
+        ConfigError: options that contradict one another.
+        ScalesError: a file of scales that cannot be used with this checkpoint.
+    """
+    form, path = options.residual_form, options.scales
+    if form not in RESIDUAL_FORMS:
+        raise ConfigError(f"--residual {form} is not one of {', '.join(RESIDUAL_FORMS)}.")
+    if path is not None and form != "fp8":
+        raise ConfigError(f"--scales is about a residual in FP8 with static scales, not --residual {form}. "
+                          "Leave it out, or choose --residual fp8.")  # fmt: skip
+    if form == "plain":
+        return options
+    if form == "fp8-dynamic":
+        return dataclasses.replace(options, residual=ResidualStorage("dynamic"))
+    if path is None:
+        raise ConfigError("--residual fp8 needs scales. Find them with: flashnext calibrate CKPT --text … --out "
+                          "scales.json, and give --scales scales.json; or choose --residual fp8-dynamic.")  # fmt: skip
+    scales = read_scales(path, checkpoint.config, identity(checkpoint.folder))
+    if scales.format != "e4m3":
+        raise ScalesError(
+            f"{path} has scales for {scales.format}, but graphs and kernels store e4m3. Calibrate for it."
+        )
+    return dataclasses.replace(options, residual=ResidualStorage(scales.mode, scales.scales))
 
 
 def fitted(options: ExportOptions, config: ModelConfig) -> ExportOptions:
@@ -151,7 +182,9 @@ def describe(checkpoint: Checkpoint, config: ModelConfig, options: BuildOptions)
         window=options.window,
         capacity=options.capacity,
         slots=options.slots,
-        residual_dtype=options.dtype,
+        residual_dtype=options.residual_dtype,
+        residual_mode=options.residual.mode,
+        residual_scales=options.residual.scales,
         checkpoint=_reference(checkpoint),
         graphs=graphs,
         weights=tuple(_weight_specs(checkpoint, config, graphs)),
@@ -170,10 +203,10 @@ def build_onnx(
     """One graph as an ONNX model with external weights and portable functions, and its custom nodes by op and form."""
     graph = build_on_meta(config, options, name)
     dtypes = {key: getattr(torch, DTYPE_NAMES[checkpoint.tensors[key].dtype]) for key in graph.state_dict()}
+    constants = {name: ir.tensor(buffer.numpy(), name=name) for name, buffer in graph.named_buffers()}
     model = trace(graph, spec, dtypes)
     counts = functions.attach(model, options.window)
-    inv_freq = ir.tensor(rotary_frequencies(config)[0].numpy(), name="inv_freq")
-    external.point_to_checkpoint(model, checkpoint, {"inv_freq": inv_freq})
+    external.point_to_checkpoint(model, checkpoint, constants)
     model.producer_name, model.producer_version = "flashnext-trt", importlib.metadata.version("flashnext-trt")
     return model, counts
 

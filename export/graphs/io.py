@@ -10,26 +10,35 @@ Graphs: "head" (embedding and the layers before the first n-gram layer; absent w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flashnext.export.config import LINEAR_ATTENTION, SPARSE_ATTENTION, ModelConfig
 from flashnext.export.errors import ConfigError
 from flashnext.export.graphs.experts import ExpertFormat, expert_inputs
 from flashnext.export.graphs.manifest import GraphSpec, Size, TensorSpec
+from flashnext.export.ops.ports import CODES
+from flashnext.export.residual_scales import DRAFT, ResidualStorage
 
-MTP_LAYER = "mtp.layers.0"
+MTP_LAYER = DRAFT
 MAX_WINDOW = 64
 DEFAULT_CAPACITY = 4096
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What is fixed when a bundle is made: pending window W, tokens per slot, slots, activation dtype."""
+    """What is fixed when a bundle is made: pending window W, tokens per slot, slots, activation dtype, and how the
+    residual branches are kept."""
 
     window: int = 8
     capacity: int = DEFAULT_CAPACITY
     slots: int = 4
     dtype: str = "float32"
+    residual: ResidualStorage = field(default_factory=ResidualStorage)
+
+    @property
+    def residual_dtype(self) -> str:
+        """dtype of the branches, in a graph and between graphs."""
+        return CODES if self.residual.is_fp8 else self.dtype
 
     def check(self, config: ModelConfig) -> None:
         """Raise ConfigError unless the options fit the model."""
@@ -44,6 +53,8 @@ class BuildOptions:
                 raise ConfigError(f"--{name} {value} is outside {low} … {high} for this model{hint}.")
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"--dtype {self.dtype} is not one of float32, bfloat16.")
+        if fault := next(self.residual.faults(config), ""):
+            raise ConfigError(f"The residual cannot be stored: {fault}.")
 
 
 def first_ngram_layer(config: ModelConfig) -> int:
@@ -94,6 +105,8 @@ def _step_inputs(config: ModelConfig, options: BuildOptions, graph: str) -> Iter
         yield TensorSpec("token_ids", "int32", ("B", "S"), "step")
     if graph.startswith("mtp"):
         yield _hidden(config, options, "hidden", "step")
+        if options.residual.is_fp8:  # static ones too: the branches may be the body's or the draft layer's own
+            yield _token_scale(config, "hidden", "step")
     for name in ("slots", "past_len", *(("accepted",) if linear else ()), "new_len"):
         yield TensorSpec(name, "int32", ("B",), "step")
     if graph == "mtp_draft":
@@ -107,13 +120,24 @@ def _step_inputs(config: ModelConfig, options: BuildOptions, graph: str) -> Iter
 
 
 def _edges(config: ModelConfig, options: BuildOptions) -> Iterator[TensorSpec]:
-    yield _hidden(config, options, "r", "edge")
+    yield from _branches(config, options, "r", "edge")
     yield TensorSpec("y", options.dtype, ("B", "S", config.hidden_size), "edge")
     yield TensorSpec("s", "float32", ("B", "S", config.hc_count), "edge")
 
 
 def _hidden(config: ModelConfig, options: BuildOptions, name: str, role: str) -> TensorSpec:
-    return TensorSpec(name, options.dtype, ("B", "S", config.hc_count, config.hidden_size), role)
+    return TensorSpec(name, options.residual_dtype, ("B", "S", config.hc_count, config.hidden_size), role)
+
+
+def _token_scale(config: ModelConfig, name: str, role: str) -> TensorSpec:
+    return TensorSpec(f"{name}_token_scale", "float32", ("B", "S", config.hc_count), role)
+
+
+def _branches(config: ModelConfig, options: BuildOptions, name: str, role: str) -> Iterator[TensorSpec]:
+    """Branches that are handed on, with their scales unless these are static."""
+    yield _hidden(config, options, name, role)
+    if options.residual.mode == "dynamic":
+        yield _token_scale(config, name, role)
 
 
 def _outputs(config: ModelConfig, options: BuildOptions, graph: str) -> Iterator[TensorSpec]:
@@ -121,7 +145,7 @@ def _outputs(config: ModelConfig, options: BuildOptions, graph: str) -> Iterator
         yield from _edges(config, options)
         return
     yield TensorSpec("logits", "float32", ("N", config.vocab_size), "output")
-    yield _hidden(config, options, "hidden" if graph == "body" else "hidden_out", "output")
+    yield from _branches(config, options, "hidden" if graph == "body" else "hidden_out", "output")
     if graph == "mtp":
         yield TensorSpec("blocks", "int32", ("B", config.budget_blocks), "output")
 

@@ -19,7 +19,7 @@ from flashnext.export.config import ModelConfig
 from flashnext.export.errors import BundleError, ConfigError
 from flashnext.export.files import read_json_object
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FILE_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20
 
@@ -123,11 +123,16 @@ class Manifest:
     capacity: int
     slots: int
     residual_dtype: str
+    """dtype of the residual branches, between graphs too: that of the activations, or "float8_e4m3fn"."""
     checkpoint: CheckpointRef
     graphs: Mapping[str, GraphSpec]
     weights: tuple[WeightSpec, ...]
     ngrams: tuple[NgramSpec, ...]
     ops: Mapping[str, int]
+    residual_mode: str = "plain"
+    """"plain", or where the scales of FP8 branches come from: "static" or "dynamic"."""
+    residual_scales: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Static scales by store and branch; the graphs hold the same as constants."""
     tokenizer_files: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end a text: generation_config.json's eos list and the tokenizer's own eos."""
@@ -191,6 +196,12 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _number(value: Any) -> float:
+    if not isinstance(value, float):
+        raise TypeError(f"expected a number, found {value!r:.60}")
+    return value
+
+
 def _size(value: Any) -> Size:
     return value if isinstance(value, str) else _whole(value)
 
@@ -213,6 +224,8 @@ def _from_raw(raw: Mapping[str, Any]) -> Manifest:
         capacity=_whole(raw["capacity"]),
         slots=_whole(raw["slots"]),
         residual_dtype=_text(raw["residual_dtype"]),
+        residual_mode=_text(raw["residual_mode"]),
+        residual_scales={_text(k): tuple(map(_number, v)) for k, v in raw["residual_scales"].items()},
         checkpoint=_checkpoint(raw["checkpoint"]),
         graphs=graphs,
         weights=tuple(_weight(w) for w in raw["weights"]),

@@ -16,6 +16,7 @@ from flashnext.export.files import is_finite, plain
 from flashnext.export.graphs.io import BuildOptions, graph_names, graph_spec
 from flashnext.export.graphs.manifest import GraphSpec, Manifest, NgramSpec, TensorSpec, WeightSpec
 from flashnext.export.ops import schema
+from flashnext.export.residual_scales import ResidualStorage
 
 WEIGHT_DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "uint8")
 
@@ -65,13 +66,15 @@ def _size_faults(manifest: Manifest) -> Iterator[str]:
         options_of(manifest).check(manifest.config)
     except ConfigError as fault:
         yield str(fault).rstrip(".")
-    if manifest.residual_dtype != manifest.dtype:
-        yield f"residual_dtype is {manifest.residual_dtype!r:.40}, dtype {manifest.dtype!r:.40}"
+    if manifest.residual_dtype != options_of(manifest).residual_dtype:
+        mode, dtype = manifest.residual_mode, manifest.dtype
+        yield f"residual_dtype is {manifest.residual_dtype!r:.40}, but the mode is {mode!r:.40} and dtype {dtype!r:.40}"
 
 
 def options_of(manifest: Manifest) -> BuildOptions:
     """The sizes that a bundle was made with."""
-    return BuildOptions(manifest.window, manifest.capacity, manifest.slots, manifest.dtype)
+    storage = ResidualStorage(manifest.residual_mode, manifest.residual_scales)
+    return BuildOptions(manifest.window, manifest.capacity, manifest.slots, manifest.dtype, storage)
 
 
 def _graph_faults(manifest: Manifest) -> Iterator[str]:

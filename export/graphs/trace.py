@@ -77,7 +77,8 @@ def _fake_parameters(graph: Graph, dtypes: dict[str, torch.dtype]) -> None:
             key = f"{module_name}.{name}" if module_name else name
             fake = torch.empty(parameter.shape, dtype=dtypes[key])
             setattr(module, name, nn.Parameter(fake, requires_grad=False))
-    graph.inv_freq = nn.Buffer(torch.empty(graph.inv_freq.shape), persistent=False)
+        for name, buffer in list(module.named_buffers(recurse=False)):  # constants: the caller kept their values
+            setattr(module, name, nn.Buffer(torch.empty(buffer.shape), persistent=False))
 
 
 def _example(spec: TensorSpec) -> Tensor:

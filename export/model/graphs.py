@@ -14,7 +14,9 @@ from flashnext.export.config import SPARSE_ATTENTION, ModelConfig
 from flashnext.export.graphs.io import MTP_LAYER, BuildOptions, first_ngram_layer, graph_spec, layers_of
 from flashnext.export.graphs.manifest import GraphSpec
 from flashnext.export.model.layers import DecoderLayer, Flow, GatedResidual, Linear, Step, Weight, plain_rms_norm
+from flashnext.export.model.residual import Branches, Codes, LayerStores, store_of
 from flashnext.export.model.rope import rotary_frequencies
+from flashnext.export.residual_scales import DRAFT_START, ResidualStorage, last_store, store_before
 
 
 class Graph(nn.Module):
@@ -25,6 +27,7 @@ class Graph(nn.Module):
         self.config = config
         self.spec: GraphSpec = graph_spec(config, options, name)
         self.dtype = getattr(torch, options.dtype)
+        self.residual = options.residual
         inv_freq, self.rope_scale = rotary_frequencies(config)
         self.inv_freq = nn.Buffer(inv_freq, persistent=False)
 
@@ -50,6 +53,13 @@ class Graph(nn.Module):
         values.update({self.spec.states[name]: tensor for name, tensor in step.states_out.items()})
         return {t.name: values[t.name] for t in self.spec.outputs}
 
+    def branches(self, name: str, r: Branches | None) -> dict[str, Tensor]:
+        """Outputs that hand branches on: codes and, unless they are static, scales."""
+        if not isinstance(r, Codes):
+            assert r is not None
+            return {name: r}
+        return {name: r.codes, **({f"{name}_token_scale": r.scale} if self.residual.mode == "dynamic" else {})}
+
     def logits(self, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         """float32 logits of the rows that the step asks for."""
         rows = x.flatten(0, 1).index_select(0, inputs["logit_rows"])
@@ -62,21 +72,30 @@ class Backbone(Graph):
     def __init__(self, config: ModelConfig, options: BuildOptions, name: str) -> None:
         super().__init__(config, options, name)
         self.from_edge = name == "body" and first_ngram_layer(config) > 0
-        self.layers = nn.ModuleDict(
-            {
-                str(i): DecoderLayer(config, config.layer_types[i], i in config.ngram_layers, self.rope_scale)
-                for i in layers_of(config, name)
-            }
-        )
+        self.layers = nn.ModuleDict({str(i): self._layer(i) for i in layers_of(config, name)})
+        if self.from_edge:
+            first = first_ngram_layer(config)
+            self.edge_store = store_of(self.residual, f"layers.{first - 1}.mixer")
+
+    def _layer(self, number: int) -> DecoderLayer:
+        c, stores = self.config, LayerStores.of(self.residual, store_before(number), f"layers.{number}")
+        return DecoderLayer(c, c.layer_types[number], number in c.ngram_layers, self.rope_scale, stores=stores)
 
     def run_layers(self, inputs: dict[str, Tensor], step: Step) -> Flow:
         if self.from_edge:
-            flow = Flow(inputs["r"], inputs["y"], inputs["s"])
+            flow = Flow(self._handed_on(inputs), inputs["y"], inputs["s"])
         else:
             flow = Flow(embedding=self.embed(inputs))
         for number, layer in self.layers.items():
             flow = layer(flow, step, f"layers.{number}")
         return flow
+
+    def _handed_on(self, inputs: dict[str, Tensor]) -> Branches:
+        """The head's branches."""
+        if not self.residual.is_fp8:
+            return inputs["r"]
+        scale = inputs["r_token_scale"] if self.residual.mode == "dynamic" else self.edge_store.scale
+        return Codes(inputs["r"], scale, self.dtype)
 
 
 class Head(Backbone):
@@ -85,8 +104,9 @@ class Head(Backbone):
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         step = self.step(inputs)
         flow = self.run_layers(inputs, step)
-        _, (r, y, s) = flow.form()
-        return self.outputs(step, {"r": r, "y": y, "s": s})
+        assert flow.y is not None
+        assert flow.s is not None
+        return self.outputs(step, {**self.branches("r", flow.r), "y": flow.y, "s": flow.s})
 
 
 class Body(Backbone):
@@ -94,25 +114,26 @@ class Body(Backbone):
 
     def __init__(self, config: ModelConfig, options: BuildOptions, name: str) -> None:
         super().__init__(config, options, name)
-        self.hyper_connection_mixer = GatedResidual(config, last=True)
+        self.hyper_connection_mixer = GatedResidual(config, True, store_of(self.residual, last_store(config)))
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         step = self.step(inputs)
         r, x = self.hyper_connection_mixer.finish(self.run_layers(inputs, step))
-        return self.outputs(step, {"logits": self.logits(x, inputs), "hidden": r})
+        return self.outputs(step, {"logits": self.logits(x, inputs), **self.branches("hidden", r)})
 
 
 class MtpLayers(nn.Module):
     """The parameters under `mtp.` in the checkpoint."""
 
-    def __init__(self, c: ModelConfig, form: str, rope_scale: float) -> None:
+    def __init__(self, c: ModelConfig, form: str, rope_scale: float, residual: ResidualStorage) -> None:
         super().__init__()
+        stores = LayerStores.of(residual, DRAFT_START, MTP_LAYER)
         self.pre_fc_norm_embedding = Weight(c.hidden_size)
         self.pre_fc_norm_hidden = Weight(c.hc_count * c.hidden_size)
         self.fc_embedding = Linear(c.hidden_size, c.hidden_size)
         self.fc_hidden = Linear(c.hidden_size, c.hidden_size)
-        self.layers = nn.ModuleList([DecoderLayer(c, SPARSE_ATTENTION, False, rope_scale, form)])
-        self.hyper_connection_mixer = GatedResidual(c, last=True)
+        self.layers = nn.ModuleList([DecoderLayer(c, SPARSE_ATTENTION, False, rope_scale, form, stores)])
+        self.hyper_connection_mixer = GatedResidual(c, True, store_of(residual, f"{MTP_LAYER}.mlp"))
 
 
 class Mtp(Graph):
@@ -123,19 +144,27 @@ class Mtp(Graph):
 
     def __init__(self, config: ModelConfig, options: BuildOptions, name: str) -> None:
         super().__init__(config, options, name)
-        self.mtp = MtpLayers(config, "given" if name == "mtp_draft" else "select_return", self.rope_scale)
+        form = "given" if name == "mtp_draft" else "select_return"
+        self.mtp = MtpLayers(config, form, self.rope_scale, self.residual)
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         step, m, eps = self.step(inputs), self.mtp, self.config.rms_norm_eps
         embedding = m.fc_embedding(plain_rms_norm(self.embed(inputs), m.pre_fc_norm_embedding.weight, eps))
-        hidden = inputs["hidden"]
+        hidden = self._hidden(inputs)
         normed = plain_rms_norm(hidden.flatten(-2), m.pre_fc_norm_hidden.weight, eps).unflatten(-1, hidden.shape[-2:])
-        flow = m.layers[0](Flow(r=m.fc_hidden(normed) + embedding[..., None, :]), step, MTP_LAYER)
+        start = m.fc_hidden(normed.to(self.dtype)) + embedding[..., None, :]
+        flow = m.layers[0](Flow(start=start) if self.residual.is_fp8 else Flow(r=start), step, MTP_LAYER)
         r, x = m.hyper_connection_mixer.finish(flow)
-        values = {"logits": self.logits(x, inputs), "hidden_out": r}
+        values = {"logits": self.logits(x, inputs), **self.branches("hidden_out", r)}
         if step.blocks_out is not None:
             values["blocks"] = step.blocks_out
         return self.outputs(step, values)
+
+    def _hidden(self, inputs: dict[str, Tensor]) -> Tensor:
+        """The branches that it starts from. They come from the body or from a draft, so their scales come with them."""
+        if not self.residual.is_fp8:
+            return inputs["hidden"]
+        return Codes(inputs["hidden"], inputs["hidden_token_scale"], self.dtype).values()
 
 
 def build_graph(config: ModelConfig, options: BuildOptions, name: str) -> Graph:

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from flashnext.export.config import SPARSE_ATTENTION, ModelConfig
 from flashnext.export.graphs.experts import form_of, input_names
+from flashnext.export.model.residual import Branches, LayerStores, ResidualStore
 from flashnext.export.ops.torch_ops import call
 
 
@@ -25,15 +26,19 @@ from flashnext.export.ops.torch_ops import call
 class Flow:
     """The residual between two blocks: the branches r, with y and s still to be written; or the embedding alone."""
 
-    r: Tensor | None = None
+    r: Branches | None = None
     y: Tensor | None = None
     s: Tensor | None = None
     embedding: Tensor | None = None
+    start: Tensor | None = None
+    """Branches that are not stored yet, in place of r; only where branches are kept in FP8."""
 
-    def form(self) -> tuple[str, list[Tensor]]:
+    def form(self) -> tuple[str, list[Branches]]:
         """Name of the op form for this flow, and its first inputs."""
         if self.embedding is not None:
             return "embed", [self.embedding]
+        if self.start is not None:
+            return "start", [self.start]
         assert self.r is not None
         if self.y is None:
             return "settled", [self.r]
@@ -89,32 +94,34 @@ class Linear(nn.Linear):
 class GatedResidual(nn.Module):
     """Writes what is pending and reads the next block's input; without write gates of its own when `last`."""
 
-    def __init__(self, c: ModelConfig, last: bool = False) -> None:
+    def __init__(self, c: ModelConfig, last: bool = False, store: ResidualStore | None = None) -> None:
         super().__init__()
         width = c.hc_count * c.hidden_size
         self.hc_norm = Weight(width)
         self.input_mix_weight_down = Linear(width, c.hc_lowrank)
         self.input_mix_weight_up = Linear(c.hc_lowrank, width)
         self.block_inject_weight = None if last else Linear(width, c.hc_count)
+        self.store = store or ResidualStore()
         self.attributes = {"branches": c.hc_count, "eps": c.rms_norm_eps}
 
     def _weights(self, dtype: torch.dtype) -> list[Tensor]:
         modules = [self.hc_norm, self.input_mix_weight_down, self.input_mix_weight_up, self.block_inject_weight]
         return [m.weight.to(dtype) for m in modules if m is not None]
 
-    def forward(self, flow: Flow) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, flow: Flow) -> tuple[Branches, Tensor, Tensor]:
         """Branches r, block input x and write gates s."""
         form, inputs = flow.form()
-        out = call("GatedResidual", form, *inputs, *self._weights(inputs[0].dtype), **self.attributes)
+        out = self._call(form, inputs)
         return (inputs[0], *out) if form == "settled" else out
 
-    def finish(self, flow: Flow) -> tuple[Tensor, Tensor]:
+    def finish(self, flow: Flow) -> tuple[Branches, Tensor]:
         """The final Gated Residual: branches r after the last write, and the LM head's input x."""
-        _, inputs = flow.form()
-        out: tuple[Tensor, Tensor] = call(
-            "GatedResidual", "last", *inputs, *self._weights(inputs[0].dtype), **self.attributes
-        )
+        out: tuple[Branches, Tensor] = self._call("last", flow.form()[1])
         return out
+
+    def _call(self, form: str, inputs: list[Branches]) -> Any:
+        weights = self._weights(inputs[0].dtype)
+        return self.store.call("GatedResidual", form, inputs, *weights, **self.attributes)
 
 
 class GatedDeltaNet(nn.Module):
@@ -237,9 +244,10 @@ class SparseMoE(nn.Module):
 class NgramInjection(nn.Module):
     """Projections of the n-gram rows and the `NgramInjection` op."""
 
-    def __init__(self, c: ModelConfig) -> None:
+    def __init__(self, c: ModelConfig, store: ResidualStore | None = None) -> None:
         super().__init__()
         width = c.hc_count * c.hidden_size
+        self.store = store or ResidualStore()
         self.key_proj = Linear(c.ple_embed_dim, width)
         self.value_proj = Linear(c.ple_embed_dim, c.hidden_size)
         self.norm_key, self.norm_query, self.norm_conv = Weight(width), Weight(width), Weight(width)
@@ -249,8 +257,9 @@ class NgramInjection(nn.Module):
     def forward(self, flow: Flow, rows: Tensor, step: Step, prefix: str) -> Flow:
         form, inputs = flow.form()
         weights = [m.weight.to(rows.dtype) for m in (self.norm_key, self.norm_query, self.norm_conv, self.conv1d)]
-        inputs += [self.key_proj(rows), self.value_proj(rows), *weights, step.slots, step.past_len, step.new_len]
-        r, state = call("NgramInjection", form, *inputs, *step.state(prefix, "conv_state"), **self.attributes)
+        others = [self.key_proj(rows), self.value_proj(rows), *weights, step.slots, step.past_len, step.new_len]
+        others += step.state(prefix, "conv_state")
+        r, state = self.store.call("NgramInjection", form, inputs, *others, **self.attributes)
         step.keep(prefix, ("conv_state",), [state])
         return Flow(r=r)
 
@@ -259,16 +268,23 @@ class DecoderLayer(nn.Module):
     """N-gram injection (some layers), token mixer, MoE; a Gated Residual before each of the latter two."""
 
     def __init__(
-        self, c: ModelConfig, layer_type: str, ngram: bool, rope_scale: float, attention_form: str = "select"
+        self,
+        c: ModelConfig,
+        layer_type: str,
+        ngram: bool,
+        rope_scale: float,
+        attention_form: str = "select",
+        stores: LayerStores | None = None,
     ) -> None:
         super().__init__()
-        self.ple = NgramInjection(c) if ngram else None
-        self.attn_hyper_connection = GatedResidual(c)
+        stores = stores or LayerStores(ResidualStore(), ResidualStore(), ResidualStore())
+        self.ple = NgramInjection(c, stores.ngram) if ngram else None
+        self.attn_hyper_connection = GatedResidual(c, store=stores.before)
         if layer_type == SPARSE_ATTENTION:
             self.self_attn = SparseAttention(c, attention_form, rope_scale)
         else:
             self.linear_attn = GatedDeltaNet(c)
-        self.mlp_hyper_connection = GatedResidual(c)
+        self.mlp_hyper_connection = GatedResidual(c, store=stores.mixer)
         self.mlp = SparseMoE(c)
         self.is_sparse = layer_type == SPARSE_ATTENTION
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -12,6 +13,7 @@ from tqdm import tqdm
 
 from flashnext.export.graphs.io import MAX_WINDOW, BuildOptions
 from flashnext.export.progress import progress_bar
+from flashnext.export.residual_scales import RESIDUAL_FORMS
 from flashnext.runtime.cli.parser import Commands, Parser, whole_number
 
 DESCRIPTION = """\
@@ -25,6 +27,7 @@ examples:
   flashnext export CHECKPOINT BUNDLE --capacity 32768 --slots 4      four texts at once, of up to 32,768 tokens each
   flashnext export CHECKPOINT BUNDLE --rope-scaling yarn:4           contexts up to four times the native length
   flashnext export CHECKPOINT BUNDLE --rope-scaling '{"rope_type":"yarn","factor":4.0,"beta_fast":32}'
+  flashnext export CHECKPOINT BUNDLE --residual fp8 --scales scales.json
   flashnext export CHECKPOINT BUNDLE --beside                        for trtexec and the polygraphy command
 """
 
@@ -45,6 +48,8 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     add("--window", type=whole_number(1, MAX_WINDOW), metavar="TOKENS", help=window)
     add = parser.add_argument_group("model").add_argument
     add("--dtype", choices=("float32", "bfloat16"), help="float32 (default) is what ONNX Runtime needs on a CPU")
+    add("--residual", dest="residual_form", choices=RESIDUAL_FORMS, help=RESIDUAL_HELP)
+    add("--scales", metavar="FILE", help="scales of --residual fp8, as flashnext calibrate writes them for CHECKPOINT")
     add("--indexer-budget", type=whole_number(1), metavar="TOKENS", help="tokens that sparse attention may choose")
     add("--rope-scaling", type=rope_scaling, metavar="SCALING", help="longer contexts: yarn:FACTOR, or JSON as below")
     add = parser.add_argument_group("writing").add_argument
@@ -53,6 +58,10 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     return parser
 
 
+RESIDUAL_HELP = (
+    "how the residual branches are kept: plain (default) in --dtype, fp8 with the static scales of --scales, "
+    "fp8-dynamic with a scale per token and branch"
+)
 SCALING_FORMS = (
     'yarn:FACTOR, or JSON such as {"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":262144}'
 )
@@ -74,7 +83,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Run the subcommand."""
     from flashnext.export.graphs.bundle import ExportOptions, export_bundle
 
-    names = ("window", "capacity", "slots", "indexer_budget", "dtype", "rope_scaling", "beside", "overwrite")
+    names = {field.name for field in dataclasses.fields(ExportOptions)} & vars(arguments).keys()
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     start = time.perf_counter()
     with progress_bar(None, "graphs", delay=0) as bar:

@@ -31,6 +31,7 @@ examples:
 """
 
 DTYPES = ("float32", "bfloat16")
+BUNDLE_FACTS = ("dtype", "window", "capacity", "slots", "residual_dtype", "residual_mode", "residual_scales")
 
 
 def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
@@ -95,7 +96,7 @@ def bundle_facts(folder: Path) -> dict[str, Any]:
         "kind": "bundle",
         "folder": str(folder),
         "model": model_facts(manifest.config),
-        **{name: getattr(manifest, name) for name in ("dtype", "window", "capacity", "slots", "residual_dtype")},
+        **{name: getattr(manifest, name) for name in BUNDLE_FACTS},
         "checkpoint": manifest.checkpoint.path,
         "checkpoint_found": Path(manifest.checkpoint.path).is_dir(),
         "graphs": {name: (folder / graph.file).stat().st_size for name, graph in manifest.graphs.items()},
@@ -165,12 +166,21 @@ def _bundle_lines(facts: dict[str, Any]) -> list[str]:
     graphs = ", ".join(f"{name} {amount_of_bytes(size)}" for name, size in facts["graphs"].items())
     found = "" if facts["checkpoint_found"] else "  (not there: name it with --checkpoint when running)"
     return [
-        f"graphs      {graphs} ({facts['dtype']}, residual {facts['residual_dtype']})",
+        f"graphs      {graphs} ({facts['dtype']}, residual {_residual(facts)})",
         f"weights     {facts['checkpoint']}{found}",
         f"slots       {facts['slots']} of {facts['capacity']:,} tokens, window {facts['window']}; "
         f"memory {facts['slots']} x {amount_of_bytes(facts['slot_bytes'])}",
         "",
     ]
+
+
+def _residual(facts: dict[str, Any]) -> str:
+    """`bfloat16`, or `float8_e4m3fn, static scales 0.012 … 3.4`."""
+    if facts["residual_mode"] == "plain":
+        return str(facts["residual_dtype"])
+    scales = [scale for of_store in facts["residual_scales"].values() for scale in of_store]
+    span = f" {min(scales):.2g} … {max(scales):.2g}" if scales else ""
+    return f"{facts['residual_dtype']}, {facts['residual_mode']} scales{span}"
 
 
 def _memory_lines(facts: dict[str, Any]) -> list[str]:

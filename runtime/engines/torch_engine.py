@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 import torch
 
 from flashnext.export.checkpoint.reader import Checkpoint
-from flashnext.export.graphs.io import BuildOptions
 from flashnext.export.graphs.manifest import GraphSpec, Manifest
+from flashnext.export.graphs.manifest_checks import options_of
 from flashnext.export.model.loading import load_graph, to_torch
 from flashnext.export.ops.torch_ops import Implementation, implemented_by, reference
 from flashnext.runtime.engines.base import Array, numpy_dtype
@@ -33,12 +33,11 @@ class TorchEngine:
     def __init__(
         self, graph: str, manifest: Manifest, checkpoint: Checkpoint, threads: int | None, ops: str = "reference"
     ) -> None:
-        options = BuildOptions(manifest.window, manifest.capacity, manifest.slots, manifest.dtype)
         if threads:
             torch.set_num_threads(threads)
         self.spec: GraphSpec = manifest.graphs[graph]
         self._device, self._implementation = _implementation(ops)
-        self.module = load_graph(checkpoint, manifest.config, options, graph)
+        self.module = load_graph(checkpoint, manifest.config, options_of(manifest), graph)
         if self._implementation is not reference:
             _settle(self.module, self._device, getattr(torch, manifest.dtype))
         self._bound: dict[str, torch.Tensor] = {}
@@ -109,7 +108,7 @@ def on_device(array: Array, device: torch.device) -> torch.Tensor:
 
 def _to_numpy(tensor: torch.Tensor, dtype: str) -> Array:
     tensor = tensor.cpu().contiguous()
-    if dtype == "bfloat16":
-        bits: Any = tensor.view(torch.int16).numpy()
+    if dtype in ("bfloat16", "float8_e4m3fn"):
+        bits: Any = tensor.view(torch.int16 if dtype == "bfloat16" else torch.uint8).numpy()
         return bits.view(numpy_dtype(dtype))  # type: ignore[no-any-return]
     return tensor.numpy()  # type: ignore[no-any-return]

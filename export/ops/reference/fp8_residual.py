@@ -14,14 +14,7 @@ from torch import Tensor
 from flashnext.export.ops import schema
 from flashnext.export.ops.ports import split_form
 from flashnext.export.ops.reference.common import wide
-from flashnext.export.ops.reference.residual_store import (
-    E4M3,
-    Format,
-    StochasticRounding,
-    dequantize,
-    dynamic_scale,
-    quantize,
-)
+from flashnext.export.ops.reference.residual_store import StochasticRounding, dequantize, dynamic_scale, quantize
 
 Reference = Callable[..., Any]
 
@@ -37,10 +30,8 @@ def _in_fp8(form: schema.Form, plain: Reference) -> Reference:
     activation = next(p.name for p in form.inputs if p.dtype == "T")
     given_out = [p.name for p in form.outputs if p.name != "r_out_token_scale"]
 
-    def run(
-        *inputs: Tensor, rounding: StochasticRounding | None = None, storage: Format = E4M3, **attributes: Any
-    ) -> tuple[Tensor, ...]:
-        """`rounding` (stochastic) and `storage` (a format) are for studies: graphs round E4M3 to nearest."""
+    def run(*inputs: Tensor, rounding: StochasticRounding | None = None, **attributes: Any) -> tuple[Tensor, ...]:
+        """Rounds to nearest, as graphs do, unless `rounding` is given (kernels know it too)."""
         given = dict(zip(names, inputs, strict=True))
         dtype = given[activation].dtype
         scale, out_scale = _scale(given, "r"), given.pop("r_out_scale", None)
@@ -50,8 +41,8 @@ def _in_fp8(form: schema.Form, plain: Reference) -> Reference:
             results["x"] = results["x"].to(dtype)
         if "r_out" in results:
             branches = results["r_out"]
-            store_scale = dynamic_scale(branches, storage) if out_scale is None else out_scale
-            results["r_out"] = quantize(branches, store_scale, storage, rounding)
+            store_scale = dynamic_scale(branches) if out_scale is None else out_scale
+            results["r_out"] = quantize(branches, store_scale, rounding=rounding)
             results["r_out_token_scale"] = store_scale
         return tuple(results[p.name] for p in form.outputs)
 

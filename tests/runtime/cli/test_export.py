@@ -41,9 +41,12 @@ def test_defaults_are_the_exporters(exported: list[Any], capsys: pytest.CaptureF
 
 def test_every_option_arrives(exported: list[Any]) -> None:
     options = "--window 4 --capacity 64 --slots 2 --indexer-budget 32 --dtype bfloat16 --rope-scaling yarn:2"
+    options += " --residual fp8 --scales scales.json"
     assert main(["export", "ckpt", "out", *options.split(), "--beside", "--overwrite"]) == 0
-    scaling = {"rope_type": "yarn", "factor": 2.0}
-    expected = ExportOptions(4, 64, 2, "bfloat16", 32, scaling, beside=True, overwrite=True)
+    expected = ExportOptions(
+        4, 64, 2, "bfloat16", indexer_budget=32, rope_scaling={"rope_type": "yarn", "factor": 2.0}, beside=True,
+        overwrite=True, residual_form="fp8", scales="scales.json",
+    )  # fmt: skip
     assert exported[0][2] == expected
 
 
