@@ -76,6 +76,28 @@ __device__ __forceinline__ BFloat16 from_float<BFloat16>(float x) {
 #endif
 }
 
+// Two BF16 values in a word, the first in the low half.
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
+#if defined(__CUDACC__)
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+#else
+  return from_float<BFloat16>(low).bits | uint32_t(from_float<BFloat16>(high).bits) << 16;
+#endif
+}
+
+// Products of two such pairs, rounded.
+__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+#if defined(__CUDACC__)
+  const __nv_bfloat162 product = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&a),
+                                         *reinterpret_cast<const __nv_bfloat162*>(&b));
+  return *reinterpret_cast<const uint32_t*>(&product);
+#else
+  return bf16_pair(__uint_as_float(a << 16) * __uint_as_float(b << 16),
+                   __uint_as_float(a & 0xFFFF0000u) * __uint_as_float(b & 0xFFFF0000u));
+#endif
+}
+
 template <>
 __device__ __forceinline__ Float8E4M3 from_float<Float8E4M3>(float x) {
 #if defined(__CUDACC__)

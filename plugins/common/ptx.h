@@ -58,6 +58,23 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
 #endif
 }
 
+// Four bytes of the eight in `low` and `high`: a nibble of `selector` names one; its top bit repeats the byte's sign over it.
+__device__ __forceinline__ uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+#if defined(__CUDACC__)
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
+  return bytes;
+#else
+  uint32_t bytes = 0;
+  for (int i = 0; i < 4; i++) {
+    const uint32_t nibble = selector >> 4 * i & 0xF;
+    const uint8_t byte = uint8_t((nibble & 4 ? high : low) >> 8 * (nibble & 3));
+    bytes |= (nibble & 8 ? (byte & 0x80 ? 0xFFu : 0u) : byte) << 8 * i;
+  }
+  return bytes;
+#endif
+}
+
 // Copies 16 bytes from global to shared memory in the background; those from `source_bytes` on become zero.
 __device__ __forceinline__ void copy_async(void* to, const void* from, int source_bytes = 16 CALL_SITE) {
 #if defined(__CUDACC__)

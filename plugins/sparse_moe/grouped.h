@@ -1,0 +1,156 @@
+// The form for long steps of BF16 activations, in six launches: pairs of token and expert are sorted by expert (sort.h),
+// an expert's weights are read once for every 64 of its rows, and each token sums what its experts gave, best first.
+//
+// The host knows neither how many rows an expert has nor how many tiles there are. Grids are sized for the most that
+// there can be; blocks beyond the last tile return at once. Tiles of one expert are neighbours in the grid, so that they
+// find its weights in the L2 cache.
+//
+// Between the launches lie silu(gate x) * (up x) and every expert's result, in BF16.
+#pragma once
+
+#include "common/math.h"
+#include "sparse_moe/experts.h"
+#include "sparse_moe/product.h"
+#include "sparse_moe/sort.h"
+
+namespace flashnext::sparse_moe {
+
+constexpr int kCombineThreads = 128;
+constexpr int kCombineInFlight = 4;
+
+template <class W>
+__device__ __forceinline__ Half<W> half_from(const Matrix<W>& matrix, int first, int rows) {
+  return {matrix, first, first < rows ? min(rows - first, kHalf) : 0};
+}
+
+__device__ __forceinline__ float matrix_scale(const Matrix<BFloat16>&) { return 1.0f; }
+__device__ __forceinline__ float matrix_scale(const Matrix<Float8E4M3>&) { return 1.0f; }
+__device__ __forceinline__ float matrix_scale(const Matrix<Float4E2M1>& matrix) { return matrix.scale; }
+
+// This thread's rows of the tile: `row_at(place)` is where a row starts.
+template <class RowAt>
+__device__ __forceinline__ Rows rows_of(const Tile& tile, RowAt row_at) {
+  Rows rows;
+  rows.count = tile.rows;
+  UNROLL
+  for (int i = 0; i < kRowSteps; i++) {
+    const int row = threadIdx.x / kRowChunks + 16 * i;
+    rows.from[i] = row_at(tile.first + (row < tile.rows ? row : 0));
+  }
+  return rows;
+}
+
+// Calls `use(place, m, i)` for every row of the tile that this lane has sums of: at[m][n][i] and at[m][n][i + 1].
+template <class Use>
+__device__ __forceinline__ void for_each_row(const Tile& tile, Use use) {
+  UNROLL
+  for (int m = 0; m < kRowSteps; m++) {
+    UNROLL
+    for (int i = 0; i < 4; i += 2) {
+      const int row = 16 * m + 4 * i + threadIdx.x % kWarpSize / 4;
+      if (row < tile.rows) use(size_t(tile.first + row), m, i);
+    }
+  }
+}
+
+// grid: (most_tiles, inner / 64)
+template <class W>
+__global__ void __launch_bounds__(kProductThreads) expand(SparseMoEParams p) {
+  SHARED_MEMORY(Stage<W>, stages);
+  allow_next_launch();
+  wait_for_previous_launch();
+  const GroupedWorkspace w = grouped_workspace(p);
+  if (int(blockIdx.x) >= load(w.tile_count)) return;
+  const Tile tile = load_tile(w, blockIdx.x);
+  const int first = blockIdx.y * kHalf;
+  const Half<W> halves[2] = {half_from(gate_up<W>(p, tile.expert, 0), first, p.inner),
+                             half_from(gate_up<W>(p, tile.expert, 1), first, p.inner)};
+  const auto* x = static_cast<const BFloat16*>(p.x);
+  const Rows rows = rows_of(tile, [&](int place) { return x + size_t(load(&w.rows[place])) * p.hidden; });
+  const Sums sums = multiply(stages, rows, halves);
+  const float gate_scale = matrix_scale(halves[0].matrix), up_scale = matrix_scale(halves[1].matrix);
+  for_each_row(tile, [&](size_t place, int m, int i) {
+    UNROLL
+    for (int n = 0; n < 2; n++) {
+      const int column = first + row_in_half(n, threadIdx.x % 4 * 2);
+      if (column >= p.inner) continue;
+      const float *gate = &sums.at[m][n][i], *up = &sums.at[m][n + 2][i];
+      store_pair(&w.inner[place * p.inner + column], {silu(gate[0] * gate_scale) * (up[0] * up_scale),
+                                                      silu(gate[1] * gate_scale) * (up[1] * up_scale)});
+    }
+  });
+}
+
+// grid: (most_tiles, hidden / 128)
+template <class W>
+__global__ void __launch_bounds__(kProductThreads) contract(SparseMoEParams p) {
+  SHARED_MEMORY(Stage<W>, stages);
+  allow_next_launch();
+  wait_for_previous_launch();
+  const GroupedWorkspace w = grouped_workspace(p);
+  if (int(blockIdx.x) >= load(w.tile_count)) return;
+  const Tile tile = load_tile(w, blockIdx.x);
+  const int first = blockIdx.y * 2 * kHalf;
+  const Matrix<W> matrix = down<W>(p, tile.expert);
+  const Half<W> halves[2] = {half_from(matrix, first, p.hidden), half_from(matrix, first + kHalf, p.hidden)};
+  const Rows rows = rows_of(tile, [&](int place) { return w.inner + size_t(place) * p.inner; });
+  const Sums sums = multiply(stages, rows, halves);
+  const float scale = matrix_scale(matrix);
+  for_each_row(tile, [&](size_t place, int m, int i) {
+    UNROLL
+    for (int n = 0; n < kColumnSteps; n++) {
+      const int column = first + half_of(n) * kHalf + row_in_half(n, threadIdx.x % 4 * 2);
+      if (column >= p.hidden) continue;
+      store_pair(&w.parts[place * p.hidden + column], {sums.at[m][n][i] * scale, sums.at[m][n][i + 1] * scale});
+    }
+  });
+}
+
+// A thread has eight columns of a token. grid: (hidden / 1024, tokens)
+__global__ void __launch_bounds__(kCombineThreads) combine(SparseMoEParams p) {
+  allow_next_launch();
+  wait_for_previous_launch();
+  const GroupedWorkspace w = grouped_workspace(p);
+  const int token = blockIdx.y, column = (blockIdx.x * kCombineThreads + threadIdx.x) * kChunk;
+  if (column >= p.hidden) return;
+  Chunk sum = {};
+  for (int first = 0; first < p.top_k; first += kCombineInFlight) {
+    Packed<BFloat16> parts[kCombineInFlight];
+    float weights[kCombineInFlight];
+    UNROLL
+    for (int i = 0; i < kCombineInFlight; i++) {
+      if (first + i >= p.top_k) continue;
+      const int pair = token * p.top_k + first + i;
+      weights[i] = load(&w.weights[pair]);
+      parts[i] = load_packed(w.parts + size_t(load(&w.places[pair])) * p.hidden + column);
+    }
+    UNROLL
+    for (int i = 0; i < kCombineInFlight; i++) {
+      if (first + i >= p.top_k) continue;
+      const Chunk part = unpack(parts[i]);
+      UNROLL
+      for (int j = 0; j < kChunk; j++) sum.at[j] += weights[i] * part.at[j];
+    }
+  }
+  store_chunk(static_cast<BFloat16*>(p.y) + size_t(token) * p.hidden + column, sum);
+}
+
+template <class W>
+Status launch_grouped(const SparseMoEParams& p) {
+  const dim3 groups(group_count(p)), sort_threads(kSortThreads), threads(kProductThreads);
+  Status status = launch(route_group<BFloat16>, groups, sort_threads, 0, p.stream, p);
+  const dim3 experts((p.experts + kWarpSize - 1) / kWarpSize);
+  if (status) status = launch(add_up, experts, sort_threads, 0, p.stream, p);
+  if (status) status = launch(place_group, groups, sort_threads, 0, p.stream, p);
+  constexpr size_t kShared = kStages * sizeof(Stage<W>);
+  const dim3 expand_grid(most_tiles(p), (p.inner + kHalf - 1) / kHalf);
+  if (status) status = launch(expand<W>, expand_grid, threads, kShared, p.stream, p);
+  const dim3 contract_grid(most_tiles(p), (p.hidden + 2 * kHalf - 1) / (2 * kHalf));
+  if (status) status = launch(contract<W>, contract_grid, threads, kShared, p.stream, p);
+  const int columns = kCombineThreads * kChunk;
+  const dim3 combine_grid((p.hidden + columns - 1) / columns, p.tokens);
+  if (status) status = launch(combine, combine_grid, dim3(kCombineThreads), 0, p.stream, p);
+  return status;
+}
+
+}  // namespace flashnext::sparse_moe
