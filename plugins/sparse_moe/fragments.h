@@ -9,7 +9,7 @@
 // its group's E4M3 scale six. Block scales and matrix scales are floats and multiply sums instead.
 #pragma once
 
-#include "common/ptx.h"
+#include "common/tensor_tile.h"
 #include "common/weights.h"
 
 namespace flashnext::sparse_moe {
@@ -21,31 +21,34 @@ struct Share {
   uint32_t pair[8];
 };
 
-// Rows of `chunks` pieces of 16 bytes. The order of a row's pieces depends on the row, so that lanes that read (or copy)
-// the same column of neighbouring rows meet in different banks.
-template <int chunks>
-__device__ __forceinline__ int chunk_place(int row, int chunk) {
-  return row * chunks + (chunk ^ (row % chunks));
+// A window of 64 columns is a tile of as many bytes, whatever its format.
+template <class W>
+using Window = Tile<kWindow * 8 / Matrix<W>::kUnit>;
+
+// 16 bytes of a row.
+template <int Columns>
+__device__ __forceinline__ uint4 read_unit(Tile<Columns> tile, int row, int unit) {
+  return *reinterpret_cast<const uint4*>(tile.at(row, unit * kChunk));
 }
 
 // Four E2M1 codes, from the 16 low bits. Tables of the low and the high bytes of their magnitudes in BF16 are looked up
-// with the codes as selectors; a selector's top bit repeats a byte's sign over it, which makes 0 of 0x7F.
+// with the codes as selectors; a selector's top bit repeats a byte's sign over it, which makes 0xFF of 0x80.
 __device__ __forceinline__ void decode_e2m1(uint32_t codes, uint32_t scale, uint32_t* pair) {
   const uint32_t magnitudes = codes & 0x7777u;
   const uint32_t low = permute_bytes(0xC0800000u, 0xC0804000u, magnitudes);
-  const uint32_t positive = permute_bytes(0x7F7F7F7Fu, 0u, codes & 0x8888u);
-  const uint32_t high = permute_bytes(0x3F3F3F00u, 0x40404040u, magnitudes) | (~positive & 0x80808080u);
+  const uint32_t signs = permute_bytes(0x80u, 0u, codes & 0x8888u) << 1 & 0x80808080u;
+  const uint32_t high = permute_bytes(0x3F3F3F00u, 0x40404040u, magnitudes) | signs;
   pair[0] = multiply_pairs(permute_bytes(low, high, 0x5140u), scale);
   pair[1] = multiply_pairs(permute_bytes(low, high, 0x7362u), scale);
 }
 
-__device__ __forceinline__ Share read_share(const uint4* tile, BFloat16, int row, int t, float) {
-  const uint4 low = tile[chunk_place<8>(row, 2 * t)], high = tile[chunk_place<8>(row, 2 * t + 1)];
+__device__ __forceinline__ Share read_share(BFloat16, Window<BFloat16> tile, int row, int t, float) {
+  const uint4 low = read_unit(tile, row, 2 * t), high = read_unit(tile, row, 2 * t + 1);
   return {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 }
 
-__device__ __forceinline__ Share read_share(const uint4* tile, Float8E4M3, int row, int t, float) {
-  const uint4 codes = tile[chunk_place<4>(row, t)];
+__device__ __forceinline__ Share read_share(Float8E4M3, Window<Float8E4M3> tile, int row, int t, float) {
+  const uint4 codes = read_unit(tile, row, t);
   const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
   Share share;
   UNROLL
@@ -57,8 +60,8 @@ __device__ __forceinline__ Share read_share(const uint4* tile, Float8E4M3, int r
 }
 
 // `scale`: of the group.
-__device__ __forceinline__ Share read_share(const uint4* tile, Float4E2M1, int row, int t, float scale) {
-  const uint2 codes = reinterpret_cast<const uint2*>(tile + chunk_place<2>(row, t / 2))[t % 2];
+__device__ __forceinline__ Share read_share(Float4E2M1, Window<Float4E2M1> tile, int row, int t, float scale) {
+  const uint2 codes = *reinterpret_cast<const uint2*>(tile.at(row, 4 * t));
   const uint32_t scales = bf16_pair(scale, scale);
   Share share;
   decode_e2m1(codes.x, scales, share.pair);

@@ -27,19 +27,6 @@ __device__ __forceinline__ float matrix_scale(const Matrix<BFloat16>&) { return 
 __device__ __forceinline__ float matrix_scale(const Matrix<Float8E4M3>&) { return 1.0f; }
 __device__ __forceinline__ float matrix_scale(const Matrix<Float4E2M1>& matrix) { return matrix.scale; }
 
-// This thread's rows of the tile: `row_at(place)` is where a row starts.
-template <class RowAt>
-__device__ __forceinline__ Rows rows_of(const Tile& tile, RowAt row_at) {
-  Rows rows;
-  rows.count = tile.rows;
-  UNROLL
-  for (int i = 0; i < kRowSteps; i++) {
-    const int row = threadIdx.x / kRowChunks + 16 * i;
-    rows.from[i] = row_at(tile.first + (row < tile.rows ? row : 0));
-  }
-  return rows;
-}
-
 // Calls `use(place, m, i)` for every row of the tile that this lane has sums of: at[m][n][i] and at[m][n][i + 1].
 template <class Use>
 __device__ __forceinline__ void for_each_row(const Tile& tile, Use use) {
@@ -47,7 +34,7 @@ __device__ __forceinline__ void for_each_row(const Tile& tile, Use use) {
   for (int m = 0; m < kRowSteps; m++) {
     UNROLL
     for (int i = 0; i < 4; i += 2) {
-      const int row = 16 * m + 4 * i + threadIdx.x % kWarpSize / 4;
+      const int row = kMmaRows * m + accumulator_row(i);
       if (row < tile.rows) use(size_t(tile.first + row), m, i);
     }
   }
@@ -56,7 +43,8 @@ __device__ __forceinline__ void for_each_row(const Tile& tile, Use use) {
 // grid: (most_tiles, inner / 64)
 template <class W>
 __global__ void __launch_bounds__(kProductThreads) expand(SparseMoEParams p) {
-  SHARED_MEMORY(Stage<W>, stages);
+  SHARED_MEMORY(BFloat16, stages);
+  SHARED_ARRAY(int, tokens, [kRowTile]);
   allow_next_launch();
   wait_for_previous_launch();
   const GroupedWorkspace w = grouped_workspace(p);
@@ -65,14 +53,15 @@ __global__ void __launch_bounds__(kProductThreads) expand(SparseMoEParams p) {
   const int first = blockIdx.y * kHalf;
   const Half<W> halves[2] = {half_from(gate_up<W>(p, tile.expert, 0), first, p.inner),
                              half_from(gate_up<W>(p, tile.expert, 1), first, p.inner)};
-  const auto* x = static_cast<const BFloat16*>(p.x);
-  const Rows rows = rows_of(tile, [&](int place) { return x + size_t(load(&w.rows[place])) * p.hidden; });
-  const Sums sums = multiply(stages, rows, halves);
+  if (int(threadIdx.x) < tile.rows) tokens[threadIdx.x] = load(&w.rows[tile.first + threadIdx.x]);
+  __syncthreads();
+  const auto row_at = [&](int row) { return static_cast<const BFloat16*>(p.x) + size_t(tokens[row]) * p.hidden; };
+  const Sums sums = multiply(Stages<W>{stages}, tile.rows, row_at, halves);
   const float gate_scale = matrix_scale(halves[0].matrix), up_scale = matrix_scale(halves[1].matrix);
   for_each_row(tile, [&](size_t place, int m, int i) {
     UNROLL
     for (int n = 0; n < 2; n++) {
-      const int column = first + row_in_half(n, threadIdx.x % 4 * 2);
+      const int column = first + row_in_half(n, accumulator_column(0));
       if (column >= p.inner) continue;
       const float *gate = &sums.at[m][n][i], *up = &sums.at[m][n + 2][i];
       store_pair(&w.inner[place * p.inner + column], {silu(gate[0] * gate_scale) * (up[0] * up_scale),
@@ -84,7 +73,7 @@ __global__ void __launch_bounds__(kProductThreads) expand(SparseMoEParams p) {
 // grid: (most_tiles, hidden / 128)
 template <class W>
 __global__ void __launch_bounds__(kProductThreads) contract(SparseMoEParams p) {
-  SHARED_MEMORY(Stage<W>, stages);
+  SHARED_MEMORY(BFloat16, stages);
   allow_next_launch();
   wait_for_previous_launch();
   const GroupedWorkspace w = grouped_workspace(p);
@@ -93,13 +82,13 @@ __global__ void __launch_bounds__(kProductThreads) contract(SparseMoEParams p) {
   const int first = blockIdx.y * 2 * kHalf;
   const Matrix<W> matrix = down<W>(p, tile.expert);
   const Half<W> halves[2] = {half_from(matrix, first, p.hidden), half_from(matrix, first + kHalf, p.hidden)};
-  const Rows rows = rows_of(tile, [&](int place) { return w.inner + size_t(place) * p.inner; });
-  const Sums sums = multiply(stages, rows, halves);
+  const auto row_at = [&](int row) { return w.inner + size_t(tile.first + row) * p.inner; };
+  const Sums sums = multiply(Stages<W>{stages}, tile.rows, row_at, halves);
   const float scale = matrix_scale(matrix);
   for_each_row(tile, [&](size_t place, int m, int i) {
     UNROLL
     for (int n = 0; n < kColumnSteps; n++) {
-      const int column = first + half_of(n) * kHalf + row_in_half(n, threadIdx.x % 4 * 2);
+      const int column = first + half_of(n) * kHalf + row_in_half(n, accumulator_column(0));
       if (column >= p.hidden) continue;
       store_pair(&w.parts[place * p.hidden + column], {sums.at[m][n][i] * scale, sums.at[m][n][i + 1] * scale});
     }
@@ -142,7 +131,7 @@ Status launch_grouped(const SparseMoEParams& p) {
   const dim3 experts((p.experts + kWarpSize - 1) / kWarpSize);
   if (status) status = launch(add_up, experts, sort_threads, 0, p.stream, p);
   if (status) status = launch(place_group, groups, sort_threads, 0, p.stream, p);
-  constexpr size_t kShared = kStages * sizeof(Stage<W>);
+  constexpr size_t kShared = Stages<W>::kBytes;
   const dim3 expand_grid(most_tiles(p), (p.inner + kHalf - 1) / kHalf);
   if (status) status = launch(expand<W>, expand_grid, threads, kShared, p.stream, p);
   const dim3 contract_grid(most_tiles(p), (p.hidden + 2 * kHalf - 1) / (2 * kHalf));

@@ -8,7 +8,6 @@
 // A row's result depends on its own values only: it is the same at every place of every tile.
 #pragma once
 
-#include "common/reduce.h"
 #include "sparse_moe/fragments.h"
 #include "sparse_moe/grouped_plan.h"
 
@@ -17,15 +16,23 @@ namespace flashnext::sparse_moe {
 constexpr int kProductThreads = 128;
 constexpr int kHalf = 64;  // weight rows of each half
 constexpr int kStages = 4;
-constexpr int kRowSteps = kRowTile / 16;  // an mma takes 16 rows …
-constexpr int kColumnSteps = 4;           // … and 8 weight rows; a warp has this many of them
-constexpr int kRowChunks = kWindow / 8;   // of 16 bytes, in a window of BF16
+constexpr int kRowSteps = kRowTile / kMmaRows;
+constexpr int kColumnSteps = 4;  // of 8 weight rows: the first two are a warp's of the first half
 
+// The shared memory of a block: kStages windows of the rows, then kStages of the weights.
 template <class W>
-struct Stage {
-  static constexpr int kWeightChunks = kWindow / Matrix<W>::kUnit;
-  uint4 rows[kRowTile * kRowChunks];
-  uint4 weights[2 * kHalf * kWeightChunks];
+struct Stages {
+  BFloat16* start;
+  static constexpr size_t kRowBytes = Window<BFloat16>::bytes(kRowTile);
+  static constexpr size_t kWeightBytes = Window<W>::bytes(2 * kHalf);
+  static constexpr size_t kBytes = kStages * (kRowBytes + kWeightBytes);
+
+  __device__ __forceinline__ Window<BFloat16> rows(int window) const {
+    return {start + window % kStages * (kRowBytes / sizeof(BFloat16))};
+  }
+  __device__ __forceinline__ Window<W> weights(int window) const {
+    return {start + (kStages * kRowBytes + window % kStages * kWeightBytes) / sizeof(BFloat16)};
+  }
 };
 
 // Rows of a matrix from `first` on, of which `count` exist.
@@ -35,43 +42,27 @@ struct Half {
   int first, count;
 };
 
-// This thread's part in copying rows: of row threadIdx.x / 8 + 16i, the chunk threadIdx.x % 8 of every window.
-struct Rows {
-  const BFloat16* from[kRowSteps];
-  int count;
-};
-
-struct Sums {
-  float at[kRowSteps][kColumnSteps][4];
-};
-
 // Of the 8 weight rows of a column step: the half, and the place in it of row g.
 __device__ __forceinline__ int half_of(int step) { return step / 2; }
 __device__ __forceinline__ int row_in_half(int step, int g) { return threadIdx.x / kWarpSize * 16 + step % 2 * 8 + g; }
 
-template <class W>
-__device__ __forceinline__ void stage_window(Stage<W>& stage, const Rows& rows, const Half<W> (&halves)[2], int window) {
-  constexpr int kChunks = Stage<W>::kWeightChunks, kUnit = Matrix<W>::kUnit;
-  const int columns = halves[0].matrix.columns;
-  {
-    const int chunk = threadIdx.x % kRowChunks, column = window * kWindow + chunk * 8;
-    UNROLL
-    for (int i = 0; i < kRowSteps; i++) {
-      const int row = threadIdx.x / kRowChunks + 16 * i;
-      if (16 * i >= rows.count) continue;
-      const bool valid = row < rows.count && column < columns;
-      copy_async(&stage.rows[chunk_place<kRowChunks>(row, chunk)], rows.from[i] + (valid ? column : 0), valid ? 16 : 0);
-    }
-  }
-  const int chunk = threadIdx.x % kChunks, column = window * kWindow + chunk * kUnit;
+// `row_at(i)`: where row i < `rows` of the tile starts.
+template <class W, class RowAt>
+__device__ __forceinline__ void stage_window(const Stages<W>& stages, int window, int rows, RowAt row_at,
+                                             const Half<W> (&halves)[2]) {
+  constexpr int kPacked = Matrix<W>::kUnit / kChunk;  // weights that take the place of a BF16 value
+  const int columns = halves[0].matrix.columns - window * kWindow;
+  const int multiplied = (rows + kMmaRows - 1) / kMmaRows * kMmaRows;
+  stage_rows<kProductThreads>(stages.rows(window), multiplied, columns, [&](int row) {
+    return row < rows ? row_at(row) + window * kWindow : nullptr;
+  });
   UNROLL
-  for (int i = 0; i < kChunks; i++) {  // the threads copy 128 / kChunks rows at a time
-    const Half<W>& half = halves[i / (kChunks / 2)];
-    const int place = threadIdx.x / kChunks + i * (kProductThreads / kChunks), row = place % kHalf;
-    const bool valid = row < half.count && column < columns;
-    const size_t unit = (size_t(half.first + (valid ? row : 0)) * columns + (valid ? column : 0)) / kUnit;
-    copy_async(&stage.weights[chunk_place<kChunks>(place, chunk)], static_cast<const uint4*>(half.matrix.values) + unit,
-               valid ? 16 : 0);
+  for (int h = 0; h < 2; h++) {
+    const Half<W>& half = halves[h];
+    stage_rows<kProductThreads>(stages.weights(window).from_row(h * kHalf), kHalf, columns / kPacked, [&](int row) {
+      const size_t start = (size_t(half.first + row) * half.matrix.columns + window * kWindow) / kPacked;
+      return row < half.count ? static_cast<const BFloat16*>(half.matrix.values) + start : nullptr;
+    });
   }
 }
 
@@ -90,6 +81,7 @@ __device__ __forceinline__ Scales load_scales(const Half<W> (&halves)[2], int wi
     for (int h = 0; h < 2; h++) {
       const Matrix<W>& matrix = halves[h].matrix;
       const int across = (matrix.columns + kScaleBlock - 1) / kScaleBlock;
+      if (halves[h].count == 0) continue;
       scales.at[h] = load(&matrix.scale[halves[h].first / kScaleBlock * across + window * kWindow / kScaleBlock]);
     }
   } else if constexpr (Matrix<W>::kUnit == 32) {
@@ -108,21 +100,26 @@ __device__ __forceinline__ Scales load_scales(const Half<W> (&halves)[2], int wi
 
 // --- the product ------------------------------------------------------------------------------------
 
+struct Sums {
+  float at[kRowSteps][kColumnSteps][4];
+};
+
 template <class W>
-__device__ __forceinline__ void multiply_window(const Stage<W>& stage, const Scales& scales, int rows, Sums& sums) {
-  const int lane = threadIdx.x % kWarpSize, g = lane / 4, t = lane % 4;
+__device__ __forceinline__ void multiply_window(Window<BFloat16> rows, int count, Window<W> weights,
+                                                const Scales& scales, Sums& sums) {
+  const int g = threadIdx.x % kWarpSize / 4, t = threadIdx.x % 4;
   Share columns[kColumnSteps];
   UNROLL
   for (int n = 0; n < kColumnSteps; n++) {
-    columns[n] = read_share(stage.weights, W{}, half_of(n) * kHalf + row_in_half(n, g), t, scales.at[n]);
+    columns[n] = read_share(W{}, weights, half_of(n) * kHalf + row_in_half(n, g), t, scales.at[n]);
   }
   UNROLL
   for (int m = 0; m < kRowSteps; m++) {
-    if (16 * m >= rows) continue;
-    const Share low = read_share(stage.rows, BFloat16{}, 16 * m + g, t, 0.0f);
-    const Share high = read_share(stage.rows, BFloat16{}, 16 * m + 8 + g, t, 0.0f);
+    if (kMmaRows * m >= count) continue;
+    const Share low = read_share(BFloat16{}, rows, kMmaRows * m + g, t, 0.0f);
+    const Share high = read_share(BFloat16{}, rows, kMmaRows * m + 8 + g, t, 0.0f);
     UNROLL
-    for (int j = 0; j < 4; j++) {
+    for (int j = 0; j < kWindow / kMmaDepth; j++) {
       const uint32_t a[4] = {low.pair[2 * j], high.pair[2 * j], low.pair[2 * j + 1], high.pair[2 * j + 1]};
       UNROLL
       for (int n = 0; n < kColumnSteps; n++) {
@@ -148,14 +145,15 @@ __device__ __forceinline__ void fold(Sums& sums, Sums& block, const Scales& scal
   }
 }
 
-// FP8 sums each block of 128 columns by itself and multiplies the sum by the block's scale.
-template <class W>
-__device__ __forceinline__ Sums multiply(Stage<W>* stages, const Rows& rows, const Half<W> (&halves)[2]) {
+// `rows` rows times those of the halves; FP8 sums each block of 128 columns by itself and multiplies the sum by its scale.
+template <class W, class RowAt>
+__device__ __forceinline__ Sums multiply(const Stages<W>& stages, int rows, RowAt row_at, const Half<W> (&halves)[2]) {
   constexpr bool kBlocks = Matrix<W>::kUnit == 16;
+  constexpr int kScaleWindows = kBlocks ? kScaleBlock / kWindow : 1;  // windows that share their scales
   const int windows = (halves[0].matrix.columns + kWindow - 1) / kWindow;
   Sums sums = {}, block = {};
-  for (int s = 0; s < kStages - 1; s++) {
-    if (s < windows) stage_window(stages[s], rows, halves, s);
+  for (int window = 0; window < kStages - 1; window++) {
+    if (window < windows) stage_window(stages, window, rows, row_at, halves);
     commit_copies();
   }
   Scales scales = load_scales(halves, 0);
@@ -163,11 +161,13 @@ __device__ __forceinline__ Sums multiply(Stage<W>* stages, const Rows& rows, con
     wait_for_copies<kStages - 2>();
     __syncthreads();  // all threads' copies of this window are there, and all have multiplied the one before
     const int ahead = window + kStages - 1;
-    if (ahead < windows) stage_window(stages[ahead % kStages], rows, halves, ahead);
+    if (ahead < windows) stage_window(stages, ahead, rows, row_at, halves);
     commit_copies();
-    const Scales next = load_scales(halves, window + 1 < windows ? window + 1 : window);
-    multiply_window(stages[window % kStages], scales, rows.count, kBlocks ? block : sums);
-    if (kBlocks && ((window + 1) % (kScaleBlock / kWindow) == 0 || window + 1 == windows)) fold(sums, block, scales);
+    const bool last = window + 1 == windows, block_ends = (window + 1) % kScaleWindows == 0;
+    Scales next = scales;
+    if (block_ends && !last) next = load_scales(halves, window + 1);
+    multiply_window<W>(stages.rows(window), rows, stages.weights(window), scales, kBlocks ? block : sums);
+    if (kBlocks && (block_ends || last)) fold(sums, block, scales);
     scales = next;
   }
   return sums;

@@ -26,14 +26,14 @@ def sparse_moe_case(
     top_k: int,
     normalize: int = 1,
     dtype: torch.dtype = torch.float32,
-    logits: str = "free",
+    logits: str | Tensor = "free",
     seed: int = 0,
 ) -> Case:
-    """`weights`: "plain", "fp8" or "nvfp4"; `logits`: "free", "tied" (few values), "equal" or "extreme"."""
+    """`weights`: "plain", "fp8" or "nvfp4"; `logits`: "free", "tied" (few values), "equal", "extreme", or themselves."""
     g = torch.Generator().manual_seed(seed)
     inputs: dict[str, Any] = {
         "x": normal(g, tokens, hidden, dtype=dtype),
-        "router_logits": _logits(g, logits, tokens, experts).to(dtype),
+        "router_logits": (logits if isinstance(logits, Tensor) else _logits(g, logits, tokens, experts)).to(dtype),
     }
     gate_up = normal(g, experts, 2, inner, hidden, dtype=dtype, scale=hidden**-0.5)
     down = normal(g, experts, hidden, inner, dtype=dtype, scale=inner**-0.5)
