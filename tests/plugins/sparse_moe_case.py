@@ -29,7 +29,7 @@ def sparse_moe_case(
     logits: str | Tensor = "free",
     seed: int = 0,
 ) -> Case:
-    """`weights`: "plain", "fp8" or "nvfp4"; `logits`: "free", "tied" (few values), "equal", "extreme", or themselves."""
+    """`weights`: "plain", "fp8" or "nvfp4"; `logits`: "free", "tied" (few values), "equal", "extreme" or given."""
     g = torch.Generator().manual_seed(seed)
     inputs: dict[str, Any] = {
         "x": normal(g, tokens, hidden, dtype=dtype),

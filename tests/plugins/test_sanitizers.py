@@ -36,11 +36,14 @@ CASES: dict[str, Callable[[], Case]] = {
         "select", [AttentionRow(22, 2), AttentionRow(0, 1)], 2, **ATTENTION
     ),
     "sparse_moe": lambda: sparse_moe_case("nvfp4", tokens=2, hidden=64, inner=32, experts=9, top_k=3, dtype=BF16),
+    "sparse_moe, long step": lambda: sparse_moe_case(
+        "fp8", tokens=20, hidden=64, inner=32, experts=5, top_k=2, dtype=BF16
+    ),
 }
 
 
 def test_every_op_has_a_case() -> None:
-    assert sorted(CASES) == [source.parent.name for source in kernel_sources()]
+    assert sorted({name.split(",")[0] for name in CASES}) == [source.parent.name for source in kernel_sources()]
 
 
 @pytest.mark.parametrize("op", CASES)

@@ -12,6 +12,8 @@ from kernel_checks import EXAMPLES, assert_deterministic, assert_same_bits
 from sparse_moe_case import OFFICIAL, sparse_moe_case
 from torch import Tensor
 
+from flashnext.export import number_formats
+from flashnext.export.ops.reference import REFERENCES
 from flashnext.plugins.host_library import Execution, HostKernels
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -102,6 +104,41 @@ def test_a_token_does_not_depend_on_its_neighbours(kernels: HostKernels, weights
     case.values |= {name: case.values[name][50:70].contiguous() for name in ("x", "router_logits", "y")}
     alone, _ = case.run(kernels)
     assert_same_bits(alone, {"y": together["y"][50:70].contiguous()})
+
+
+# --- numbers ----------------------------------------------------------------------------------------
+
+
+def test_codes_times_group_scales_are_exact_in_bf16() -> None:
+    """So the products on tensor cores round nothing but their sums."""
+    codes = torch.from_numpy(number_formats.E2M1_PAIRS).flatten().unique()
+    scales = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    products = codes[:, None] * scales[~scales.isnan()]
+    assert torch.equal(products.bfloat16().float(), products)
+
+
+def test_every_group_scale(kernels: HostKernels) -> None:
+    """From 2^-9 to 448."""
+    case = sparse_moe_case("nvfp4", tokens=40, **SMALL)
+    g = torch.Generator().manual_seed(1)
+    for name in ("gate_up", "down"):
+        scales = case.values[f"{name}_group_scale"]
+        codes = torch.randint(0, 0x7F, scales.shape, generator=g, dtype=torch.uint8)
+        case.values[f"{name}_group_scale"] = codes.view(torch.float8_e4m3fn)
+        case.values[f"{name}_scale_2"] /= 100
+    ports = [f"{name}_{part}" for name in ("gate_up", "down") for part in ("weight", "group_scale", "scale_2")]
+    inputs = [case.values[name][None] for name in ("x", "router_logits")] + [case.values[name] for name in ports]
+    case.expected["y"] = REFERENCES["SparseMoE"]["nvfp4"](*inputs, top_k=SMALL["top_k"], normalize=1)[0]
+    case.check(kernels)
+
+
+def test_a_code_that_is_no_number_reaches_the_tokens_that_take_it(kernels: HostKernels) -> None:
+    case = sparse_moe_case("fp8", tokens=40, **SMALL)
+    case.values["gate_up_weight"].view(torch.uint8)[2, 1, 5, 40] = 0x7F
+    taken = case.values["router_logits"].float().topk(SMALL["top_k"]).indices.eq(2).any(1)
+    assert 0 < taken.sum() < len(taken)
+    case.expected["y"][taken] = torch.nan
+    case.check(kernels)
 
 
 # --- which form a launch takes ----------------------------------------------------------------------
