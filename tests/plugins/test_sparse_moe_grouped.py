@@ -175,6 +175,8 @@ def test_forms_agree(kernels: HostKernels) -> None:
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_a_tile_reads_its_expert_once(kernels: HostKernels, weights: str) -> None:
     """Rows that fill a tile cost their own values only; one more row costs the expert's weights again."""
+    if kernels.kind == "thread":
+        pytest.skip("the build with ThreadSanitizer counts nothing")
     hidden, inner = 256, 192
     expert = 3 * hidden * inner * VALUE_BYTES[weights]
     row = 2 * (hidden * 3 + inner * 2 + hidden)  # of the first product, for 3 blocks; of the second, for 2; to combine
@@ -192,7 +194,7 @@ def test_a_tile_reads_its_expert_once(kernels: HostKernels, weights: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", [512, 2048])
 def test_random_routing_reads_an_expert_once(kernels: HostKernels, tokens: int) -> None:
-    """At a tenth of the official width, with as many experts. Prints what was read."""
+    """At a tenth of the official width, with as many experts. Prints what was read (pytest -s)."""
     hidden, inner, experts, top_k = 256, 64, 512, 10
     sizes = {"tokens": tokens, "hidden": hidden, "inner": inner, "experts": experts, "top_k": top_k}
     case = sparse_moe_case("fp8", **sizes, dtype=BF16)
