@@ -7,10 +7,10 @@ import torch
 from candidates_case import candidates_case
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_checks import EXAMPLES, Case, assert_deterministic
+from kernel_checks import EXAMPLES, Case, assert_deterministic, assert_same_bits
 
 from flashnext.export.errors import PluginError
-from flashnext.plugins.host_library import HostKernels
+from flashnext.plugins.host_library import Execution, HostKernels
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -24,7 +24,7 @@ def check(case: Case, kernels: HostKernels) -> None:
 @EXAMPLES
 @given(
     rows=st.integers(1, 3),
-    vocabulary=st.sampled_from([1, 7, 511, 512, 513, 4096, 4097, 9000]),
+    vocabulary=st.sampled_from([1, 7, 511, 512, 513, 8192, 8193, 8200, 17000]),
     count=st.sampled_from([1, 2, 31, 256, 512]),
     dtype=st.sampled_from([F32, BF16]),
     logits=st.sampled_from(["free", "tied", "equal"]),
@@ -48,7 +48,27 @@ def test_logits_of_minus_infinity_come_last(kernels: HostKernels) -> None:
 
 
 def test_same_bits_under_every_schedule(kernels: HostKernels) -> None:
-    assert_deterministic(candidates_case(rows=2, vocabulary=5000, count=20, logits="tied"), kernels, schedules=8)
+    assert_deterministic(candidates_case(rows=2, vocabulary=9000, count=20, logits="tied"), kernels)
+
+
+def test_a_row_does_not_depend_on_its_neighbours(kernels: HostKernels) -> None:
+    case = candidates_case(rows=3, vocabulary=9000, count=40, dtype=BF16, logits="tied")
+    together, _ = case.run(kernels)
+    case.values |= {name: case.values[name][2:] for name in ("logits", "values", "indices")}
+    alone, _ = case.run(kernels)
+    assert_same_bits(alone, {name: t[2:].contiguous() for name, t in together.items()})
+
+
+def test_more_candidates_of_the_parts_than_shared_memory_holds(kernels: HostKernels) -> None:
+    check(candidates_case(rows=1, vocabulary=33 * 8192, count=512, dtype=BF16, logits="tied"), kernels)
+
+
+def test_official_vocabulary_moves_every_byte_once(kernels: HostKernels) -> None:
+    case = candidates_case(rows=1, vocabulary=248320, count=256, dtype=BF16)
+    report = case.check(kernels, Execution(watch="sectors"))
+    needed = sum(v.nbytes for v in case.values.values() if isinstance(v, torch.Tensor)) / 32
+    assert report.launches == 2
+    assert report.sectors <= 1.10 * needed
 
 
 def test_more_candidates_than_the_vocabulary_are_refused(kernels: HostKernels) -> None:
