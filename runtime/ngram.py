@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.graphs.manifest import NgramSpec
 from flashnext.runtime.engines.base import Array, numpy_dtype
+from flashnext.runtime.ngram_core.library import NgramCore, threads_for
 from flashnext.runtime.ngram_table import MappedTable
 
 Ints = NDArray[np.int64]
@@ -90,14 +91,16 @@ class ReadyTicket:
 class MappedRows:
     """Gathers rows straight from the memory-mapped shards; the table is never copied.
 
-    Long steps are read on a thread of its own while the head graph runs, short ones at once.
+    Long steps are read on a thread of its own while the head graph runs, short ones at once. Native code does it where
+    it can be compiled (`flashnext.runtime.ngram_core`), numpy elsewhere.
     """
 
-    def __init__(self, spec: NgramSpec, table: MappedTable, dtype: str) -> None:
-        """`dtype` is what the graph takes."""
+    def __init__(self, spec: NgramSpec, table: MappedTable, dtype: str, native: bool = True) -> None:
+        """`dtype` is what the graph takes; without `native`, numpy does the work."""
         self.spec = spec
         self.table = table
         self._dtype = numpy_dtype(dtype)
+        self._core = NgramCore.open(table) if native else None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"ngram-{spec.layer}")
 
     @classmethod
@@ -112,6 +115,8 @@ class MappedRows:
 
     def rows(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any]) -> Array:
         """The rows of one step, at once."""
+        if self._core is not None:
+            return self._core.rows(tokens, context, new_len, threads_for(tokens.size))
         heads, columns = len(self.spec.head_sizes), self.spec.columns
         valid = np.arange(tokens.shape[1]) < np.asarray(new_len)[:, None]
         out = np.zeros((*tokens.shape, heads, columns), self._dtype)

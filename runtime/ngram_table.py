@@ -36,12 +36,12 @@ class MappedTable:
             CheckpointError: parts that do not form the table, or a scale that is no scale.
         """
         _check(spec, shards, row_scales, scale)
-        self._spec = spec
-        self._dtype = numpy_dtype(dtype)
-        self._shards = [number_formats.codes(s) for s in shards] if spec.form == "fp8" else list(shards)
-        self._row_scales = [number_formats.codes(s) for s in row_scales]
-        self._scale = np.array(scale, np.float32)
-        self._values = (number_formats.E4M3 * self._scale).astype(self._dtype)  # of each FP8 code
+        self.spec = spec
+        self.dtype = numpy_dtype(dtype)
+        self.shards = [number_formats.codes(s) for s in shards] if spec.form == "fp8" else list(shards)
+        self.row_scales = [number_formats.codes(s) for s in row_scales]
+        self.scale = np.array(scale, np.float32)
+        self.values = (number_formats.E4M3 * self.scale).astype(self.dtype)  # of each FP8 code
         self._starts = np.cumsum([0, *(len(s) for s in shards)])
 
     @classmethod
@@ -57,7 +57,7 @@ class MappedTable:
 
     def gather(self, row_ids: Ints) -> Array:
         """Rows [len(row_ids), columns] in the graph's dtype: one indexed read per shard that is touched."""
-        out = np.empty((len(row_ids), self._spec.columns), self._dtype)
+        out = np.empty((len(row_ids), self.spec.columns), self.dtype)
         shard_of = np.searchsorted(self._starts, row_ids, side="right") - 1
         for shard in np.unique(shard_of):
             chosen = np.flatnonzero(shard_of == shard)
@@ -65,16 +65,16 @@ class MappedTable:
         return out
 
     def _rows(self, shard: int, rows: Ints) -> Array:
-        stored: Array = self._shards[shard][rows]
-        if self._spec.form == "fp8":
-            values: Array = self._values[stored]
+        stored: Array = self.shards[shard][rows]
+        if self.spec.form == "fp8":
+            values: Array = self.values[stored]
             return values
-        if self._spec.form == "nvfp4":
-            scales: NDArray[np.uint8] = self._row_scales[shard][rows]
+        if self.spec.form == "nvfp4":
+            scales: NDArray[np.uint8] = self.row_scales[shard][rows]
             if scales.max(initial=0) >= NAN_CODE:
-                name = self._spec.row_scales[shard]
+                name = self.spec.row_scales[shard]
                 raise CheckpointError(f"{name} holds NaN or a negative scale. Download the checkpoint again.")
-            return number_formats.dequantize_nvfp4(stored, scales, self._scale)
+            return number_formats.dequantize_nvfp4(stored, scales, self.scale)
         return stored
 
 

@@ -125,7 +125,7 @@ def test_the_table_is_read_from_the_mapped_files(random_checkpoint: Path) -> Non
     checkpoint = Checkpoint.open(random_checkpoint)
     spec = checkpoint.ngram_spec(1)
     rows = MappedRows.open(spec, checkpoint, "float32")
-    assert all(np.shares_memory(s, checkpoint.array(n)) for s, n in zip(rows.table._shards, spec.shards, strict=True))
+    assert all(np.shares_memory(s, checkpoint.array(n)) for s, n in zip(rows.table.shards, spec.shards, strict=True))
     table = np.concatenate([checkpoint.array(n) for n in spec.shards]).astype(np.float32)
     chosen = np.random.default_rng(0).integers(0, spec.rows, 500)
     np.testing.assert_array_equal(rows.table.gather(chosen), table[chosen])

@@ -50,7 +50,7 @@ def test_nvfp4_rows(dtype: str) -> None:
 def test_the_tables_bytes_are_not_copied() -> None:
     shards = np.split(codes(COLUMNS, 0x7F).view(E4M3), [4, 25])
     table = MappedTable(spec("fp8"), shards, "float32", scale=0.37)
-    assert all(np.shares_memory(ours, theirs) for ours, theirs in zip(table._shards, shards, strict=True))
+    assert all(np.shares_memory(ours, theirs) for ours, theirs in zip(table.shards, shards, strict=True))
 
 
 def test_a_scale_that_is_none_is_named_when_its_row_is_read() -> None:

@@ -1,0 +1,223 @@
+"""Builds and loads `rows.cpp`, and calls it on numpy arrays.
+
+    core = NgramCore.open(table)      # None where it cannot serve: no compiler, or formats that only numpy converts
+    rows = core.rows(tokens, context, new_len)
+
+The library is compiled by g++ once, into the cache folder of the kernels' host execution. `FLASHNEXT_NATIVE=0` in the
+environment keeps to numpy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashnext.export import number_formats
+from flashnext.export.errors import CheckpointError, PluginError
+from flashnext.plugins.host_build import cache_folder, compiler, locked, make, source_key
+from flashnext.runtime.engines.base import Array
+from flashnext.runtime.ngram_table import MappedTable
+
+SOURCE = Path(__file__).parent / "rows.cpp"
+FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
+FORMS = {"plain": 0, "fp8": 1, "nvfp4": 2}
+OUTPUTS = {"float32": 0, "bfloat16": 1}
+MAX_HEADS = 64
+LOOKUP_BITS = 12
+"""The table of shards by row number has at most this many bits of entries, so that it stays in a cache."""
+TOKENS_PER_THREAD = 256
+MAX_WORKSPACES = 8
+FREE_REFERENCES = 3
+"""What `sys.getrefcount` says of an array that is held by its list's entry, the loop's name and the call alone."""
+TRUNCATED = -1
+
+Ints = NDArray[np.int64]
+_ARRAYS = ("multipliers", "head_sizes", "head_offsets", "shards", "row_scales", "starts", "shard_of")
+_POINTERS = (*_ARRAYS, "e4m3", "values")
+
+
+class _Table(ctypes.Structure):
+    """NgramTable of rows.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        ("eos", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        *((n, ctypes.c_int32) for n in ("size", "heads", "shard_count", "shard_shift", "form", "output")),
+        ("scale", ctypes.c_float),
+    )
+
+
+class NgramCore:
+    """The rows of one table. Calls release Python's lock, and any number of threads may call."""
+
+    def __init__(self, library: ctypes.CDLL, table: MappedTable) -> None:
+        self._spec, self._dtype = table.spec, table.dtype
+        self._library, self._call = library, library.flashnext_ngram_rows
+        self._arrays, self._table = _describe(table)
+        self._pointer = ctypes.addressof(self._table)
+        self._before = len(table.spec.multipliers) - 1
+        self._heads = len(table.spec.head_sizes)
+        self._shards = table.shards  # keeps the mapped files open
+        self._workspaces = _Workspaces(self._before, self._heads * table.spec.columns, table.dtype)
+
+    @classmethod
+    def open(cls, table: MappedTable) -> NgramCore | None:
+        """The core for a table, or None where numpy has to do."""
+        library = load()
+        return cls(library, table) if library is not None and _serves(table) else None
+
+    def rows(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any], threads: int = 1) -> Array:
+        """Rows [B, S, heads * columns] of tokens [B, S] that follow context [B, size - 1]; zeros beyond `new_len` [B].
+
+        Raises:
+            CheckpointError: a shard's file has become shorter, or an NVFP4 scale that is none.
+        """
+        batch, width = tokens.shape
+        place = self._workspaces.take(batch, width)
+        place.history[:, : self._before] = context
+        place.history[:, self._before :] = tokens
+        place.lengths[:] = new_len
+        out, address = place.output()
+        result = self._call(self._pointer, *place.addresses, batch, width, threads, address)
+        self._workspaces.give_back(place)
+        if result:
+            raise CheckpointError(self._reason(result))
+        return out
+
+    def ids(self, tokens: NDArray[Any], context: NDArray[Any]) -> Ints:
+        """Row numbers [B, S, heads], as `flashnext.runtime.ngram.ids`."""
+        history = np.concatenate([context, tokens], axis=1, dtype=np.int64)
+        out = np.empty((*tokens.shape, self._heads), np.int64)
+        self._library.flashnext_ngram_ids(self._pointer, history.ctypes.data, *tokens.shape, out.ctypes.data)
+        return out
+
+    def _reason(self, result: int) -> str:
+        if result == TRUNCATED:
+            return (
+                f"A file of the n-gram table of layer {self._spec.layer} has become shorter while it was in use. "
+                "Download the checkpoint again, and do not change it while it runs."
+            )
+        name = self._spec.row_scales[-2 - result]
+        return f"{name} holds NaN or a negative scale. Download the checkpoint again."
+
+
+class _Workspace:
+    """Arrays of one shape of step, whose addresses are known, so that a step neither allocates nor asks for them."""
+
+    def __init__(self, batch: int, width: int, before: int, columns: int, dtype: np.dtype[Any]) -> None:
+        self.history = np.empty((batch, before + width), np.int64)
+        self.lengths = np.empty(batch, np.int32)
+        self.addresses = (self.history.ctypes.data, self.lengths.ctypes.data)
+        self.shape = (batch, width)
+        self._columns, self._dtype = columns, dtype
+        self._outputs: list[tuple[Array, int]] = []
+
+    def output(self) -> tuple[Array, int]:
+        """An output that nobody else holds, and its address: one of earlier steps, or a new one."""
+        for out, address in self._outputs:
+            if sys.getrefcount(out) == FREE_REFERENCES:
+                return out, address
+        out = np.empty((*self.shape, self._columns), self._dtype)
+        self._outputs = [*self._outputs[-1:], (out, out.ctypes.data)]
+        return self._outputs[-1]
+
+
+class _Workspaces:
+    """Workspaces by shape; a call takes one out while it runs, so that calls do not meet."""
+
+    def __init__(self, *facts: Any) -> None:
+        self._facts = facts
+        self._free: dict[tuple[int, int], _Workspace] = {}
+
+    def take(self, batch: int, width: int) -> _Workspace:
+        return self._free.pop((batch, width), None) or _Workspace(batch, width, *self._facts)
+
+    def give_back(self, place: _Workspace) -> None:
+        self._free[place.shape] = place
+        if len(self._free) > MAX_WORKSPACES:
+            self._free.pop(next(iter(self._free)), None)  # the one that has been idle longest
+
+
+@cache
+def load() -> ctypes.CDLL | None:
+    """The compiled library, or None where it is not wanted or cannot be compiled."""
+    if os.environ.get("FLASHNEXT_NATIVE", "1") == "0":
+        return None
+    try:
+        return _declared(ctypes.CDLL(str(build(FLAGS))))
+    except (PluginError, OSError):  # no compiler, no place for its result, or not for this machine
+        return None
+
+
+def build(flags: Sequence[str]) -> Path:
+    """The library compiled with these flags.
+
+    Raises:
+        PluginError: there is no compiler, or it fails.
+    """
+    path, version = compiler()
+    target = cache_folder() / f"ngram-rows-{source_key(SOURCE, [version, *flags])}.so"
+    if target.exists():  # without the lock, behind which others may compile for minutes
+        target.touch()
+        return target
+    with locked(target.parent):
+        return make(target, [path, *flags, str(SOURCE)])
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    library.flashnext_ngram_rows.restype = count
+    library.flashnext_ngram_rows.argtypes = (pointer, pointer, pointer, count, count, ctypes.c_int32, pointer)
+    library.flashnext_ngram_ids.restype = None
+    library.flashnext_ngram_ids.argtypes = (pointer, pointer, count, count, pointer)
+    return library
+
+
+def _serves(table: MappedTable) -> bool:
+    """Whether rows.cpp has this conversion."""
+    spec, dtype = table.spec, table.dtype.name
+    plain = spec.form != "plain" or all(s.dtype == table.dtype for s in table.shards)
+    groups = spec.form != "nvfp4" or spec.columns % number_formats.GROUP == 0
+    together = all(s.flags.c_contiguous for s in (*table.shards, *table.row_scales))
+    return dtype in OUTPUTS and plain and groups and together and len(spec.head_sizes) <= MAX_HEADS
+
+
+def _describe(table: MappedTable) -> tuple[dict[str, Array], _Table]:
+    """The struct, and the arrays that it points to."""
+    spec = table.spec
+    starts = np.cumsum([0, *(len(s) for s in table.shards)], dtype=np.int64)
+    shift = max(int(starts[-1]).bit_length() - LOOKUP_BITS, 0)
+    buckets = np.arange(0, int(starts[-1]), 1 << shift)
+    arrays: dict[str, Array] = {
+        "multipliers": np.array(spec.multipliers, np.int64),
+        "head_sizes": np.array(spec.head_sizes, np.int64),
+        "head_offsets": np.array(spec.head_offsets, np.int64),
+        "shards": _addresses(table.shards),
+        "row_scales": _addresses(table.row_scales),
+        "starts": starts,
+        "shard_of": (np.searchsorted(starts, buckets, side="right") - 1).astype(np.int32),
+        "e4m3": number_formats.E4M3,
+        "values": table.values,
+    }
+    pointers = {name: array.ctypes.data if array.size else None for name, array in arrays.items()}
+    sizes = {"size": len(spec.multipliers), "heads": len(spec.head_sizes), "shard_count": len(table.shards)}
+    formats = {"form": FORMS[spec.form], "output": OUTPUTS[table.dtype.name], "scale": float(table.scale)}
+    return arrays, _Table(**pointers, **sizes, **formats, eos=spec.eos, columns=spec.columns, shard_shift=shift)
+
+
+def _addresses(arrays: Sequence[Array]) -> NDArray[np.uint64]:
+    return np.array([a.ctypes.data for a in arrays], np.uint64)
+
+
+def threads_for(tokens: int) -> int:
+    """Threads that pay for a step of so many tokens."""
+    return max(1, min(len(os.sched_getaffinity(0)), tokens // TOKENS_PER_THREAD))

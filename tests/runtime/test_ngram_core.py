@@ -1,0 +1,168 @@
+"""Native n-gram rows equal numpy's bit by bit, ids equal transformers', and faults come back as errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashnext.export.errors import CheckpointError
+from flashnext.export.graphs.manifest import NgramSpec
+from flashnext.runtime.ngram import MappedRows, ids
+from flashnext.runtime.ngram_core import library
+from flashnext.runtime.ngram_core.library import NgramCore
+from flashnext.runtime.ngram_table import MappedTable
+
+E4M3 = ml_dtypes.float8_e4m3fn
+EOS = 7
+PRIMES = (101, 103, 107, 109, 113, 127)
+pytestmark = pytest.mark.skipif(library.load() is None, reason="there is no C++ compiler here")
+
+
+def table_of(form: str, dtype: str, shards: int = 3, columns: int = 32, stored: str = "", scale: float = 0.37) -> Any:
+    """A random table of all codes but NaN scales; with `stored`, a plain one of that dtype."""
+    sizes, rows = PRIMES[:4], 424
+    names = tuple(f"s{i}" for i in range(shards))
+    spec = NgramSpec(
+        layer=1,
+        input="x",
+        multipliers=(-3344, 55555555555557, 999999999999999),
+        head_sizes=sizes,
+        head_offsets=tuple(np.cumsum((0, *sizes[:-1])).tolist()),
+        heads_per_ngram=2,
+        eos=EOS,
+        columns=columns,
+        rows=rows,
+        shards=names,
+        form=form,
+        scale="scale" if form != "plain" else "",
+        row_scales=names if form == "nvfp4" else (),
+    )
+    rng = np.random.default_rng(5)
+    cuts = np.sort(rng.choice(np.arange(1, rows), shards - 1, replace=False))
+    if form == "plain":
+        whole = rng.normal(size=(rows, columns)).astype(np.dtype(getattr(ml_dtypes, stored, stored)))
+        return MappedTable(spec, np.split(whole, cuts), dtype)
+    codes = rng.integers(0, 256, (rows, columns if form == "fp8" else columns // 2)).astype(np.uint8)
+    if form == "fp8":
+        return MappedTable(spec, np.split(codes.view(E4M3), cuts), dtype, scale=scale)
+    scales = rng.integers(0, 0x7F, (rows, columns // 16)).astype(np.uint8).view(E4M3)
+    return MappedTable(spec, np.split(codes, cuts), dtype, np.split(scales, cuts), scale)
+
+
+def both(table: MappedTable, dtype: str) -> tuple[MappedRows, MappedRows]:
+    native, plain = (MappedRows(table.spec, table, dtype, native=n) for n in (True, False))
+    assert NgramCore.open(table) is not None
+    return native, plain
+
+
+FORMS = [
+    ("plain", "bfloat16", "bfloat16"),
+    ("plain", "float32", "float32"),
+    ("fp8", "bfloat16", ""),
+    ("fp8", "float32", ""),
+    ("nvfp4", "bfloat16", ""),
+    ("nvfp4", "float32", ""),
+]
+
+
+@pytest.mark.parametrize(("form", "dtype", "stored"), FORMS)
+@pytest.mark.parametrize("shards", [1, 7])
+def test_rows_equal_numpys_bit_by_bit(form: str, dtype: str, stored: str, shards: int) -> None:
+    native, plain = both(table_of(form, dtype, shards, stored=stored), dtype)
+    rng = np.random.default_rng(1)
+    for batch, width in [(1, 1), (3, 1), (2, 5), (1, 700), (2, 300)]:
+        tokens = rng.integers(0, 20, (batch, width)).astype(np.int32)
+        context, lengths = rng.integers(0, 20, (batch, 2)), rng.integers(0, width + 1, batch)
+        found, expected = (rows.rows(tokens, context, lengths) for rows in (native, plain))
+        assert found.dtype == expected.dtype
+        assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("scale", [2.0**-133, 1e-30, 1.0, 3e5])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_every_code_and_extreme_scales(scale: float, dtype: str) -> None:
+    native, plain = both(table_of("fp8", dtype, columns=176, scale=scale), dtype)
+    tokens = np.arange(600, dtype=np.int32)[None] % 40
+    args = (tokens, np.full((1, 2), EOS), np.array([600]))
+    assert native.rows(*args).tobytes() == plain.rows(*args).tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5, 1000])
+def test_any_number_of_threads_gives_the_same(threads: int) -> None:
+    table = table_of("plain", "float32", stored="float32")
+    core = NgramCore.open(table)
+    assert core is not None
+    tokens = np.random.default_rng(2).integers(0, 90, (2, 333)).astype(np.int32)
+    args = (tokens, np.full((2, 2), EOS), np.array([333, 100]))
+    assert core.rows(*args, threads).tobytes() == core.rows(*args).tobytes()
+
+
+def test_what_only_numpy_converts_is_left_to_it() -> None:
+    assert NgramCore.open(table_of("plain", "float32", stored="float16")) is None
+    assert NgramCore.open(table_of("fp8", "float16")) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 60), st.integers(0, 2**32), st.integers(2, 30))
+def test_ids_equal_numpys(batch: int, width: int, seed: int, vocabulary: int) -> None:
+    table = table_of("plain", "float32", stored="float32")
+    core = NgramCore.open(table)
+    assert core is not None
+    rng = np.random.default_rng(seed)
+    tokens, context = rng.integers(0, vocabulary, (batch, width)), rng.integers(0, vocabulary, (batch, 2))
+    np.testing.assert_array_equal(core.ids(tokens, context), ids(table.spec, tokens, context))
+
+
+def test_a_bad_nvfp4_scale_is_named_with_its_shard() -> None:
+    table = table_of("nvfp4", "float32")
+    table.row_scales[1][:] = 0x7F
+    rows = MappedRows(table.spec, table, "float32")
+    with pytest.raises(CheckpointError, match="s1 holds NaN or a negative scale"):
+        rows.rows(np.arange(300)[None], np.full((1, 2), EOS), np.array([300]))
+
+
+TRUNCATE = """
+import numpy as np, os, sys
+from flashnext.export.errors import CheckpointError
+sys.path.insert(0, sys.argv[2])
+from test_ngram_core import table_of
+from flashnext.runtime.ngram import MappedRows
+from flashnext.runtime.ngram_table import MappedTable
+table = table_of("plain", "float32", shards=1, columns=4096, stored="float32")
+table.shards[0].tofile(sys.argv[1])
+mapped = np.memmap(sys.argv[1], np.float32, "r", shape=table.shards[0].shape)
+rows = MappedRows(table.spec, MappedTable(table.spec, [mapped], "float32"), "float32")
+step = (np.arange(600)[None], np.full((1, 2), 7), np.array([600]))
+rows.rows(*step)
+os.truncate(sys.argv[1], 4096)
+for _ in range(3):
+    try:
+        rows.submit(*step).wait()
+    except CheckpointError as error:
+        print(error)
+print("alive")
+"""
+
+
+def test_a_file_that_shrinks_while_in_use_is_an_error_and_not_the_end(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRUNCATE, tmp_path / "table", Path(__file__).parent]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    *errors, last = run.stdout.splitlines()
+    assert len(errors) == 3
+    assert all("of layer 1 has become shorter while it was in use" in e for e in errors)
+    assert last == "alive"
+
+
+def test_without_a_compiler_numpy_does_it() -> None:
+    code = "from flashnext.runtime.ngram_core import library; print(library.load())"
+    for change in ({"FLASHNEXT_NATIVE": "0"}, {"CXX": "no-such-compiler"}):
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=change)
+        assert run.stdout == "None\n"
