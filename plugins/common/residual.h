@@ -38,22 +38,52 @@ __device__ __forceinline__ float read_scale(const Residual& p, int token, int br
 
 __device__ __forceinline__ float written(float r, float s, float y) { return r + __fmul_rn(s, y); }
 
+// Eight columns as they lie in memory, so that they can be loaded long before they are used: of what is stored in T
+// (the same for all branches, but for a `start`) …
+template <class T>
+__device__ __forceinline__ Packed<T> load_row(const Residual& p, int token, int branch, int column) {
+  const size_t row = size_t(token) * p.hidden + column;
+  const size_t place = (size_t(token) * p.branches + branch) * p.hidden + column;
+  if (p.start) return load_packed(static_cast<const T*>(p.start) + place);
+  if (p.embedding) return load_packed(static_cast<const T*>(p.embedding) + row);
+  return p.y ? load_packed(static_cast<const T*>(p.y) + row) : Packed<T>{};
+}
+
+// … and of the stored state.
+template <class R>
+__device__ __forceinline__ Packed<R> load_stored(const Residual& p, int token, int branch, int column) {
+  if (!p.r) return {};
+  return load_packed(static_cast<const R*>(p.r) + (size_t(token) * p.branches + branch) * p.hidden + column);
+}
+
+// What multiplies them, one of each per token and branch.
+struct WriteFactors {
+  float scale, s;
+};
+
+__device__ __forceinline__ WriteFactors write_factors(const Residual& p, int token, int branch) {
+  return {p.r ? read_scale(p, token, branch) : 1.0f, p.y ? load(&p.s[token * p.branches + branch]) : 0.0f};
+}
+
+template <class T, class R>
+__device__ __forceinline__ Chunk state_of(const Residual& p, const Packed<T>& row, const Packed<R>& stored,
+                                          const WriteFactors& factors) {
+  if (!p.r) return unpack(row);
+  Chunk state = unpack(stored);
+  UNROLL
+  for (int i = 0; i < kChunk; i++) state.at[i] = __fmul_rn(state.at[i], factors.scale);
+  if (!p.y) return state;
+  const Chunk y = unpack(row);
+  UNROLL
+  for (int i = 0; i < kChunk; i++) state.at[i] = written(state.at[i], factors.s, y.at[i]);
+  return state;
+}
+
 template <class T, class R>
 __device__ __forceinline__ Chunk new_state(const Residual& p, int token, int branch, int column) {
-  const size_t row = size_t(token) * p.hidden + column;
-  if (p.embedding) return load_chunk(static_cast<const T*>(p.embedding) + row);
-  const size_t place = (size_t(token) * p.branches + branch) * p.hidden + column;
-  if (p.start) return load_chunk(static_cast<const T*>(p.start) + place);
-  Chunk state = load_chunk(static_cast<const R*>(p.r) + place);
-  const float scale = read_scale(p, token, branch);
-  UNROLL
-  for (int i = 0; i < kChunk; i++) state.at[i] = __fmul_rn(state.at[i], scale);
-  if (!p.y) return state;
-  const Chunk y = load_chunk(static_cast<const T*>(p.y) + row);
-  const float s = load(&p.s[token * p.branches + branch]);
-  UNROLL
-  for (int i = 0; i < kChunk; i++) state.at[i] = written(state.at[i], s, y.at[i]);
-  return state;
+  const Packed<T> row = load_row<T>(p, token, branch, column);
+  const Packed<R> stored = load_stored<R>(p, token, branch, column);
+  return state_of<T, R>(p, row, stored, write_factors(p, token, branch));
 }
 
 // One column of it.
