@@ -1,5 +1,5 @@
-// The residual state as the ops that write it see it: R' = R + s * y in float, whatever R is stored in; and its store in
-// FP8, bit for bit as export/ops/reference/residual_store.py has it.
+// The residual state as the ops that write it see it: R' = R + s * y in float, whatever R is stored in; and its store
+// in FP8, bit for bit as export/ops/reference/residual_store.py has it.
 //
 // Products and sums are rounded one by one, as PyTorch does it: a fused multiply-add would store other codes.
 #pragma once

@@ -1,12 +1,12 @@
 // BF16 tiles in shared memory and their products on tensor cores: what the kernels for long steps share.
 //
-// A kernel stages a tile of each operand (`stage_rows`, in the background), waits, and lets every warp add the product of
-// its rows of both to its accumulators (`warp_product`). Fragments are those of mma m16n8k16, fetched by ldmatrix.
+// A kernel stages a tile of each operand (`stage_rows`, in the background), waits, and lets every warp add the product
+// of its rows of both to its accumulators (`warp_product`). Fragments are those of mma m16n8k16, fetched by ldmatrix.
 //
-// No bank conflicts: shared memory has 32 banks of four bytes, and both a phase of ldmatrix (eight rows, the same 16 bytes
-// of each) and eight neighbouring lanes that store 16 bytes each have to reach all of them. Rows of 32, 64, 128, … bytes
-// would put the eight rows on the same banks, so the 16-byte units of a row change places: unit u of row r lies where
-// u xor (r or a part of r) says. Nothing is padded.
+// No bank conflicts: shared memory has 32 banks of four bytes, and both a phase of ldmatrix (eight rows, the same 16
+// bytes of each) and eight neighbouring lanes that store 16 bytes each have to reach all of them. Rows of 32, 64, 128,
+// … bytes would put the eight rows on the same banks, so the 16-byte units of a row change places: unit u of row r lies
+// where u xor (r or a part of r) says. Nothing is padded.
 #pragma once
 
 #include "common/memory.h"
@@ -53,10 +53,10 @@ __device__ __forceinline__ void put_pair(Tile<Columns> tile, int row, int column
   *reinterpret_cast<uint32_t*>(tile.at(row, column)) = low | high << 16;
 }
 
-// Copies `rows` rows in the background, by a block of `Threads`; the caller commits and waits. `row_at(i)` is where row i's
-// values begin in global memory, aligned to 16 bytes, or null for a row of zeros; so rows may be gathered, and cut off at
-// an edge. Of each row `columns` values (a multiple of 8; may be more than the tile has, or negative) are there, the
-// others become zero.
+// Copies `rows` rows in the background, by a block of `Threads`; the caller commits and waits. `row_at(i)` is where row
+// i's values begin in global memory, aligned to 16 bytes, or null for a row of zeros; so rows may be gathered, and cut
+// off at an edge. Of each row `columns` values (a multiple of 8; may be more than the tile has, or negative) are there,
+// the others become zero.
 template <int Threads, int Columns, class RowAt>
 __device__ __forceinline__ void stage_rows(Tile<Columns> tile, int rows, int columns, RowAt row_at) {
   constexpr int kUnits = Tile<Columns>::kUnits;
@@ -80,7 +80,8 @@ __device__ __forceinline__ void load_a(uint32_t (&a)[4], Tile<Columns> tile, int
   load_matrices(a, shared_address(tile.at(lane % 16, column + lane / 16 * 8)));
 }
 
-// The same from a tile that holds A transposed: its rows `row` … + 15 are columns of A, its columns `column` … rows of A.
+// The same from a tile that holds A transposed: its rows `row` … + 15 are columns of A, its columns `column` … rows of
+// A.
 template <int Columns>
 __device__ __forceinline__ void load_a_transposed(uint32_t (&a)[4], Tile<Columns> tile, int row, int column) {
   const int lane = threadIdx.x % kWarpSize;
@@ -88,8 +89,8 @@ __device__ __forceinline__ void load_a_transposed(uint32_t (&a)[4], Tile<Columns
   load_matrices_transposed(a, shared_address(tile.at(row + k, column + m)));
 }
 
-// B fragments of two products, from a tile [N, K]: its rows 0 … 15 are the 16 columns of C, its columns `column` … + 15 the
-// depth.
+// B fragments of two products, from a tile [N, K]: its rows 0 … 15 are the 16 columns of C, its columns `column` … + 15
+// the depth.
 template <int Columns>
 __device__ __forceinline__ void load_b(uint32_t (&b)[2][2], Tile<Columns> tile, int column) {
   const int lane = threadIdx.x % kWarpSize;
@@ -107,7 +108,8 @@ __device__ __forceinline__ void load_b_transposed(uint32_t (&b)[2][2], Tile<Colu
   b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
 }
 
-// Where element i (0 … 3) of this lane's accumulator lies in its 16 x 8 product: 0 and 1 are neighbours, so are 2 and 3.
+// Where element i (0 … 3) of this lane's accumulator lies in its 16 x 8 product: 0 and 1 are neighbours, so are 2 and
+// 3.
 __device__ __forceinline__ int accumulator_row(int i) { return threadIdx.x % kWarpSize / 4 + i / 2 * 8; }
 __device__ __forceinline__ int accumulator_column(int i) { return threadIdx.x % 4 * 2 + i % 2; }
 
@@ -122,8 +124,8 @@ __device__ __forceinline__ void accumulators_as_a(uint32_t (&a)[4], const float 
 
 // --- products ---------------------------------------------------------------------------------------
 
-// sums[m][2 * n + h] += rows 16 * m … of `a` times rows n * step + 8 * h … of `b` (both [rows, depth]), over `Depth` columns
-// from `a_column` and `b_column` on. Always in the same order.
+// sums[m][2 * n + h] += rows 16 * m … of `a` times rows n * step + 8 * h … of `b` (both [rows, depth]), over `Depth`
+// columns from `a_column` and `b_column` on. Always in the same order.
 template <int Depth, int Tiles, int Products, int AColumns, int BColumns>
 __device__ __forceinline__ void warp_product(float (&sums)[Tiles][Products][4], Tile<AColumns> a, int a_column,
                                              Tile<BColumns> b, int b_column, int step = kPair) {

@@ -1,12 +1,13 @@
 // GatedResidual for decoding and verification, and for every step in float: two launches.
 //
-// `project` multiplies the new state with W_down and W_inject. A block owns four rows of one branch, so it needs only that
-// branch; the norm's factor is one number per branch and multiplies the finished product, so that the sum of squares and
-// the products come from one pass and the weights, loaded first, wait for nothing. `combine` multiplies with W_up: a warp
-// owns one column of all branches (eight lanes each), so that the mean over the branches stays inside it.
+// `project` multiplies the new state with W_down and W_inject. A block owns four rows of one branch, so it needs only
+// that branch; the norm's factor is one number per branch and multiplies the finished product, so that the sum of
+// squares and the products come from one pass and the weights, loaded first, wait for nothing. `combine` multiplies
+// with W_up: a warp owns one column of all branches (eight lanes each), so that the mean over the branches stays inside
+// it.
 //
-// `combine` reads the state a second time (20 KB at official sizes beside 6.5 MB of weights) instead of keeping 40 KB of
-// floats in between, and is the only one to write it, so r_out may be r.
+// `combine` reads the state a second time (20 KB at official sizes beside 6.5 MB of weights) instead of keeping 40 KB
+// of floats in between, and is the only one to write it, so r_out may be r.
 #pragma once
 
 #include "common/math.h"

@@ -1,8 +1,8 @@
 // GatedResidual: what is accepted, and which kernels run.
 //
-// Up to 32 tokens, and in float always, those of decode.h run; longer steps go to the tensor cores of prefill.h. The two
-// differ in the last bits (prefill.h rounds operands to BF16), so a token's bits depend on whether its step is long, and on
-// nothing else beside it.
+// Up to 32 tokens, and in float always, those of decode.h run; longer steps go to the tensor cores of prefill.h. The
+// two differ in the last bits (prefill.h rounds operands to BF16), so a token's bits depend on whether its step is
+// long, and on nothing else beside it.
 #include "gated_residual/kernel.h"
 
 #include "abi.h"

@@ -1,15 +1,16 @@
 // GatedResidual for long steps: both projections on tensor cores, in two launches per 2,048 tokens.
 //
-// `project` multiplies a tile of 64 tokens of one branch's new state with W_down and W_inject. The state is made in float
-// from what is stored, and rounded to BF16 only as an operand: times (1 + gamma), without the norm's factor, which is one
-// number per token and branch and multiplies the finished sums. So the state is read once for the sum of squares and the
-// products, and no normalised state exists in memory. `combine` adds the branches' sums, in order, and multiplies with
-// W_up; it owns 64 columns of all branches at a time, so the mean over the branches stays inside a thread. It makes the
-// new state a second time, from the same stored values, and is the only one to write it: r_out may be r.
+// `project` multiplies a tile of 64 tokens of one branch's new state with W_down and W_inject. The state is made in
+// float from what is stored, and rounded to BF16 only as an operand: times (1 + gamma), without the norm's factor,
+// which is one number per token and branch and multiplies the finished sums. So the state is read once for the sum of
+// squares and the products, and no normalised state exists in memory. `combine` adds the branches' sums, in order, and
+// multiplies with W_up; it owns 64 columns of all branches at a time, so the mean over the branches stays inside a
+// thread. It makes the new state a second time, from the same stored values, and is the only one to write it: r_out may
+// be r.
 //
-// A gate needs the whole of a token's state, 20 KB, while the weights want 64 tokens at a time in every block: that does
-// not fit on chip. The second reading comes 2,048 tokens after the first at the latest, when most of these tokens' state
-// is still in the L2 cache of a large GPU.
+// Why twice: a gate needs the whole of its token's state, 20 KB, and the weights want some 64 tokens at a time in every
+// block; both together do not fit on chip. The second reading follows within a round, whose state (21 MB in FP8, 42 MB
+// in BF16) an L2 cache of 50 MB holds wholly or in part.
 //
 // A token's sums are the same whatever else is in the step. How the work is cut (rows of W_down per block, columns per
 // block) follows the number of tokens, the order of no sum does.

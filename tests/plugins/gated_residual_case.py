@@ -19,6 +19,10 @@ from flashnext.export.ops.reference.residual_store import (
 E4M3 = torch.float8_e4m3fn
 LARGEST_E4M3 = 448.0
 SITE, SEED = 5, 0x1234567890ABCDEF
+LONG = 33
+"""From this many tokens on BF16 goes to tensor cores (plugins/gated_residual/limits.h)."""
+GATE_TOLERANCE = 1e-3
+"""Of s there: a sum of products whose operands are rounded to BF16 (2e-3 each), through a sigmoid."""
 OFFICIAL = {"branches": 4, "hidden": 2560, "rank": 320}
 
 
@@ -71,7 +75,8 @@ def gated_residual_case(
             positions = torch.randint(0, 1 << 26, (tokens,), generator=g, dtype=torch.int32)
             values |= {"positions": positions, "site": SITE, "seed": SEED}
         expected |= _expected_fp8_state(values, read, state)
-    return Case("gated_residual", values, expected)
+    rounded = dtype == torch.bfloat16 and tokens >= LONG
+    return Case("gated_residual", values, expected, tolerances={"s_out": GATE_TOLERANCE} if rounded else {})
 
 
 def _outputs(form: str, tokens: int, branches: int, hidden: int, dtype: torch.dtype, state: str) -> dict[str, Tensor]:

@@ -26,12 +26,14 @@ BF16_MANTISSA_BITS = 7
 
 @dataclass
 class Case:
-    """`values`: the launch's arguments; `expected`: the fields to compare; `ignored`: masks of what may be anything."""
+    """`values`: the launch's arguments; `expected`: the fields to compare; `ignored`: masks of what may be anything;
+    `tolerances`: of float32 fields that are made of rounded operands, relative to the norm."""
 
     op: str
     values: dict[str, Any]
     expected: dict[str, Tensor]
     ignored: dict[str, Tensor] = field(default_factory=dict)
+    tolerances: dict[str, float] = field(default_factory=dict)
 
     def run(self, kernels: HostKernels, execution: Execution | None = None) -> tuple[dict[str, Tensor], Report]:
         """Launch on copies; returns the compared fields afterwards."""
@@ -46,7 +48,7 @@ class Case:
             got = outputs[name]
             if name in self.ignored:
                 got, want = (t.masked_fill(self.ignored[name], 0) for t in (got, want))
-            assert_close(got, want, name)
+            assert_close(got, want, name, self.tolerances.get(name))
         return report
 
 
@@ -61,7 +63,7 @@ def normal(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.f
     return (torch.randn(shape, generator=generator) * scale).to(dtype)
 
 
-def assert_close(got: Tensor, want: Tensor, what: str) -> None:
+def assert_close(got: Tensor, want: Tensor, what: str, tolerance: float | None = None) -> None:
     """Float: relative to the norm of the whole. BF16: also every element, in steps of its row's largest value.
 
     Integers and FP8 have to be equal.
@@ -73,7 +75,7 @@ def assert_close(got: Tensor, want: Tensor, what: str) -> None:
     exact, wanted = got.double(), want.double()
     assert torch.equal(exact.isnan(), wanted.isnan()), f"{what}: NaN in other places than expected"
     error, size = (exact - wanted).nan_to_num(), wanted.nan_to_num()
-    tolerance = FP32_TOLERANCE if got.dtype == torch.float32 else BF16_TOLERANCE
+    tolerance = tolerance or (FP32_TOLERANCE if got.dtype == torch.float32 else BF16_TOLERANCE)
     assert error.norm() <= tolerance * size.norm() + 1e-30, f"{what}: {error.norm() / size.norm():.2e} of the norm"
     if got.dtype == torch.bfloat16 and got.numel():
         largest = size.abs().amax(-1, keepdim=True).clamp_min(1e-30)

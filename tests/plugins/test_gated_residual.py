@@ -45,6 +45,34 @@ def test_random_shapes(
     gated_residual_case(form, **sizes, **FORMATS[formats], seed=seed).check(kernels)  # type: ignore[arg-type]
 
 
+# Sizes around the edges of what prefill.h works on at a time: 64 tokens, 32 columns of W_down, 64 rows and 32 of W_up.
+@pytest.mark.parametrize("formats", [name for name in FORMATS if name.startswith("bf16")])
+@EXAMPLES
+@given(
+    form=st.sampled_from([*FORMS, "start"]),
+    tokens=st.sampled_from([33, 63, 64, 65, 127, 128, 129]),
+    branches=st.integers(1, 4),
+    hidden=st.sampled_from([8, 32, 56, 64, 72, 136]),
+    rank=st.sampled_from([8, 24, 32, 40, 64, 120, 128, 136]),
+    seed=st.integers(0, 100),
+)
+def test_long_steps(
+    kernels: HostKernels, formats: str, form: str, tokens: int, branches: int, hidden: int, rank: int, seed: int
+) -> None:
+    sizes = {"tokens": tokens, "branches": branches, "hidden": hidden, "rank": rank}
+    gated_residual_case(form, **sizes, **FORMATS[formats], seed=seed).check(kernels)  # type: ignore[arg-type]
+
+
+def test_more_tokens_than_a_round(kernels: HostKernels) -> None:
+    gated_residual_case("pending", tokens=2048 + 65, branches=2, hidden=8, rank=8, dtype=BF16).check(kernels)
+
+
+def test_many_tokens_are_cut_otherwise(kernels: HostKernels) -> None:
+    """With 17 tiles of tokens a block has more rows of W_down, and more columns."""
+    sizes = {"tokens": 17 * 64 - 1, "branches": 4, "hidden": 136, "rank": 40}
+    gated_residual_case("pending", **sizes, dtype=BF16, state="dynamic", stochastic=True).check(kernels)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_every_form(kernels: HostKernels, form: str, dtype: torch.dtype) -> None:
@@ -86,6 +114,11 @@ def test_official_sizes(kernels: HostKernels, formats: str) -> None:
     gated_residual_case("pending", tokens=2, **OFFICIAL, **FORMATS[formats]).check(kernels)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("formats", ["bf16", "bf16, dynamic FP8 state, FP8 weights"])
+def test_long_steps_at_official_sizes(kernels: HostKernels, formats: str) -> None:
+    gated_residual_case("pending", tokens=37, **OFFICIAL, **FORMATS[formats]).check(kernels)  # type: ignore[arg-type]
+
+
 def test_a_state_of_zeros_in_dynamic_fp8(kernels: HostKernels) -> None:
     case = gated_residual_case("embed", tokens=2, branches=2, hidden=16, rank=8, state="dynamic")
     case.values["embedding"].zero_()
@@ -94,8 +127,9 @@ def test_a_state_of_zeros_in_dynamic_fp8(kernels: HostKernels) -> None:
     assert (outputs["r_out"].float() == 0).all()
 
 
-def test_state_may_be_written_in_place(kernels: HostKernels) -> None:
-    case = gated_residual_case("pending", tokens=3, branches=4, hidden=64, rank=16, dtype=BF16)
+@pytest.mark.parametrize("tokens", [3, 70])
+def test_state_may_be_written_in_place(kernels: HostKernels, tokens: int) -> None:
+    case = gated_residual_case("pending", tokens=tokens, branches=4, hidden=136, rank=16, dtype=BF16)
     apart, _ = case.run(kernels)
     values = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in case.values.items()}
     values["r_out"] = values["r"]
@@ -105,9 +139,12 @@ def test_state_may_be_written_in_place(kernels: HostKernels) -> None:
     assert_same_bits({n: values[n] for n in apart}, apart)
 
 
-@pytest.mark.parametrize("formats", ["float", "bf16, dynamic FP8 state, FP8 weights"])
-def test_same_bits_under_every_schedule(kernels: HostKernels, formats: str) -> None:
-    sizes = {"tokens": 3, "branches": 4, "hidden": 264, "rank": 16}
+@pytest.mark.parametrize(
+    ("formats", "tokens"),
+    [("float", 3), ("bf16, dynamic FP8 state, FP8 weights", 3), ("bf16, dynamic FP8 state, FP8 weights", 70)],
+)
+def test_same_bits_under_every_schedule(kernels: HostKernels, formats: str, tokens: int) -> None:
+    sizes = {"tokens": tokens, "branches": 4, "hidden": 264 if tokens == 3 else 72, "rank": 16}
     assert_deterministic(gated_residual_case("pending", **sizes, **FORMATS[formats]), kernels)  # type: ignore[arg-type]
 
 
@@ -118,6 +155,17 @@ def test_a_token_does_not_depend_on_its_neighbours(kernels: HostKernels) -> None
     case.values |= {name: case.values[name][8:9] for name in per_token}
     alone, _ = case.run(kernels)
     assert_same_bits(alone, {name: t[8:9].contiguous() for name, t in together.items()})
+
+
+def test_a_token_of_a_long_step_does_not_depend_on_its_neighbours(kernels: HostKernels) -> None:
+    """Nor on how many they are: other numbers of tokens are cut into blocks otherwise, and lie elsewhere in a tile."""
+    case = gated_residual_case("pending", tokens=17 * 64, branches=4, hidden=72, rank=136, dtype=BF16)
+    together, _ = case.run(kernels)
+    per_token = ("r", "y", "s", "r_out", "x", "s_out")
+    some = slice(1000, 1050)
+    case.values |= {name: case.values[name][some] for name in per_token}
+    apart, _ = case.run(kernels)
+    assert_same_bits(apart, {name: t[some].contiguous() for name, t in together.items()})
 
 
 def test_official_sizes_move_every_byte_once(kernels: HostKernels) -> None:

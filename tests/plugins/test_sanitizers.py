@@ -29,6 +29,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "candidates": lambda: candidates_case(rows=2, vocabulary=5000, count=9, dtype=BF16),
     "gated_delta_net": lambda: gated_delta_net_case([Row(20, 3, 2), Row(2, 2, 1)], 2, **SMALL, dtype=BF16),
     "gated_residual": lambda: gated_residual_case("pending", tokens=2, branches=3, hidden=40, rank=24, dtype=BF16),
+    "gated_residual, long": lambda: gated_residual_case(
+        "pending", tokens=66, branches=3, hidden=40, rank=24, dtype=BF16, state="dynamic", fp8_weights=True
+    ),
     "ngram_injection": lambda: ngram_injection_case(
         "pending", [NgramRow(7, 2), NgramRow(0, 1)], 2, **NGRAM, dtype=BF16
     ),

@@ -12,7 +12,8 @@ constexpr int kSide = 64;   // of the block's part of C; a warp has half of both
 constexpr int kDepth = 32;  // columns of a stage
 
 // A warp's 32 x 32 accumulators, to `to` [m, n], cut off at its edges.
-__device__ __forceinline__ void store_product(const float (&sums)[2][4][4], int row, int column, float* to, int m, int n) {
+__device__ __forceinline__ void store_product(const float (&sums)[2][4][4], int row, int column, float* to, int m,
+                                              int n) {
   for (int i = 0; i < 2; i++) {
     for (int j = 0; j < 4; j++) {
       for (int e = 0; e < 4; e++) {
@@ -123,7 +124,9 @@ __global__ void multiply_chained(GemmParams p) {
   load_b_transposed(right, x, 0, 0);
   for (int h = 0; h < 2; h++) {
     mma_bf16(second[h], left, right[h], second[h]);
-    for (int e = 0; e < 4; e++) store(&p.chained[accumulator_row(e) * 16 + h * 8 + accumulator_column(e)], second[h][e]);
+    for (int e = 0; e < 4; e++) {
+      store(&p.chained[accumulator_row(e) * 16 + h * 8 + accumulator_column(e)], second[h][e]);
+    }
   }
 }
 
@@ -154,7 +157,8 @@ Status launch(const GemmParams& p) {
   const size_t shared = 4 * Tile<kDepth>::bytes(kSide);
   Status status = launch(multiply, grid(p.m), dim3(kThreads), shared, nullptr, p);
   if (status) status = launch(multiply_gathered, grid(p.gathered), dim3(kThreads), shared, nullptr, p);
-  if (status) status = launch(multiply_transposed, grid(p.m), dim3(kThreads), 2 * Tile<kSide>::bytes(kDepth), nullptr, p);
+  const size_t transposed = 2 * Tile<kSide>::bytes(kDepth);
+  if (status) status = launch(multiply_transposed, grid(p.m), dim3(kThreads), transposed, nullptr, p);
   if (status) status = launch(multiply_chained, dim3(1), dim3(kWarpSize), Tile<16>::bytes(16), nullptr, p);
   if (status) status = launch(places, dim3(1), dim3(kWarpSize), Tile<320>::bytes(16), nullptr, p);
   return status;

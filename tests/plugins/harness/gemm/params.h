@@ -1,5 +1,5 @@
-// Products that use every helper of common/tensor_tile.h; shapes need no relation to the tiles', but rows are whole units
-// of eight values.
+// Products that use every helper of common/tensor_tile.h; shapes need no relation to the tiles', but rows are whole
+// units of eight values.
 #pragma once
 
 #include <cstdint>
