@@ -40,7 +40,14 @@ MARGIN = 0.1
 """Part of its limit that the timing stage leaves for its last case."""
 MAX_WORKERS = 8
 SANITIZERS = ("memcheck", "racecheck")
-NOT_ON_A_GPU = ("test_host_execution.py", "test_device_check.py", "test_fragment_layouts.py", "test_sanitizers.py")
+NOT_ON_A_GPU = (
+    "test_host_execution.py",
+    "test_device_check.py",
+    "test_fragment_layouts.py",
+    "test_tensor_tile.py",
+    "test_sanitizers.py",
+)
+"""Tests of the host execution and of the compiler's output."""
 BUILD = {
     "device": "from flashnext.plugins.device_library import build, gpu_target; print(build(gpu_target()))",
     "host": "from flashnext.plugins.host_build import build; print(build())",

@@ -131,7 +131,7 @@ def check_all(sources: Sequence[Path], targets: Sequence[str], machine_code: boo
     """Every source for every target, in this order, several compilers at a time."""
     jobs = [(source, target) for source in sources for target in targets]
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILERS)) as pool:
-        return [k for found in pool.map(lambda job: check(*job, machine_code), jobs) for k in found]
+        return [k for found in pool.map(lambda job: check(job[0], job[1], machine_code), jobs) for k in found]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
