@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Protocol
 
-import numpy as np
-
 from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.model_runner import StepBatch, StepOutput
@@ -113,12 +111,13 @@ class DecodeLoop:
         self._draft(requests, starts, out)
 
     def _sample(self, step: Step, requests: Sequence[Request], out: StepOutput) -> None:
-        ends = np.cumsum([row.logits for row in step.rows])
-        for row, request, logits in zip(step.rows, requests, np.split(out.logits, ends[:-1]), strict=True):
+        end = 0
+        for row, request in zip(step.rows, requests, strict=True):
+            start, end = end, end + row.logits
             if row.sequence.waiting_tokens:
                 continue  # a chunk of a prompt that is not its last
             try:
-                request.accept(logits, row.drafts)
+                request.accept(out.logits[start:end], row.drafts)
             except Exception as cause:
                 self._fail([request], cause)
             if request.done:

@@ -10,7 +10,9 @@ and collected before the body. `MappedRows` is the plain implementation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,8 +26,8 @@ from flashnext.runtime.ngram_table import MappedTable
 
 Ints = NDArray[np.int64]
 ROWS_AT_ONCE = 1024
-"""Fewer rows than this are read where they are asked for: measured, the hand-off to another thread costs more (up to
-milliseconds when cores are busy) than reading them (0.1 ms)."""
+"""Fewer rows than this are read by the thread that asks for them: measured, the hand-off to another thread costs more
+(up to milliseconds when cores are busy) than reading them (0.1 ms)."""
 
 
 def ids(spec: NgramSpec, tokens: NDArray[Any], context: NDArray[Any]) -> Ints:
@@ -78,21 +80,25 @@ class FutureTicket:
         return self._future.result()
 
 
-class ReadyTicket:
-    """Ticket of rows that are there already."""
+class DeferredTicket:
+    """Ticket of rows that are fetched when they are asked for.
 
-    def __init__(self, rows: Array) -> None:
-        self._rows = rows
+    The head graph has been handed to the device by then, so on a GPU these microseconds pass while it runs; on a CPU it
+    makes no difference when they are spent.
+    """
+
+    def __init__(self, fetch: Callable[[], Array]) -> None:
+        self._fetch = fetch
 
     def wait(self) -> Array:
-        return self._rows
+        return self._fetch()
 
 
 class MappedRows:
     """Gathers rows straight from the memory-mapped shards; the table is never copied.
 
-    Long steps are read on a thread of its own while the head graph runs, short ones at once. Native code does it where
-    it can be compiled (`flashnext.runtime.ngram_core`), numpy elsewhere.
+    Long steps are read on a thread of its own while the head graph runs, short ones once that has been started. Native
+    code does it where it can be compiled (`flashnext.runtime.ngram_core`), numpy elsewhere.
     """
 
     def __init__(self, spec: NgramSpec, table: MappedTable, dtype: str, native: bool = True) -> None:
@@ -110,7 +116,7 @@ class MappedRows:
 
     def submit(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any]) -> Ticket:
         if tokens.size * len(self.spec.head_sizes) < ROWS_AT_ONCE:
-            return ReadyTicket(self.rows(tokens, context, new_len))
+            return DeferredTicket(partial(self.rows, tokens, context, new_len))
         return FutureTicket(self._worker.submit(self.rows, tokens.copy(), context.copy(), new_len.copy()))
 
     def rows(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any]) -> Array:

@@ -80,7 +80,8 @@ class Request:
         tokens equal them; the token sampled where the first one falls, or behind the last, is new.
         """
         kept = 0
-        for draft, row in zip([*drafts, None], logits, strict=True):
+        for place, draft in enumerate((*drafts, None)):
+            row = logits[place]
             token = self._sampler.sample(row, draft)
             stands = draft is not None and token == draft.token
             kept += stands

@@ -10,6 +10,7 @@ i exists without the draws before it, and neither the batch nor a rejected draft
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 from enum import IntEnum
@@ -105,8 +106,8 @@ def _best(logits: Floats) -> int:
     Raises:
         EngineError: the logits are not numbers.
     """
-    best = int(np.argmax(logits))  # a NaN if there is one
-    if not np.isfinite(logits[best]):
+    best = int(logits.argmax())  # a NaN if there is one
+    if not math.isfinite(logits[best]):
         raise EngineError(
             f"The model's logits hold {logits[best]}; the weights or the engine are broken. "
             "Compare the bundle with the model: flashnext validate BUNDLE."

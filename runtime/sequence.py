@@ -91,29 +91,35 @@ class Step:
 
     def batch(self, ngram_context: int, eos: int, all_logits: bool = False) -> StepBatch:
         """The step's arrays; logits are wanted for each row's last token and drafts, or for all tokens."""
-        sequences = [row.sequence for row in self.rows]
-        columns = np.array([row.columns for row in self.rows], np.int32)
-        wanted = columns if all_logits else np.array([row.logits for row in self.rows], np.int32)
+        rows, width = self.rows, self.width
+        columns = np.array([row.length + len(row.drafts) for row in rows], np.int32)
+        wanted = columns if all_logits else np.array([row.logits for row in rows], np.int32)
+        lengths = np.array([(r.sequence.slot, r.sequence.past, r.sequence.pending) for r in rows], np.int32).T
+        slots, past, pending = np.ascontiguousarray(lengths)
         return StepBatch(
-            token_ids=np.array([_padded(row, self.width) for row in self.rows], np.int32),
-            slots=np.array([s.slot for s in sequences], np.int32),
-            past_len=np.array([s.past for s in sequences], np.int32),
-            accepted=np.array([s.pending for s in sequences], np.int32),
+            token_ids=np.array([_padded(row, width) for row in rows], np.int32),
+            slots=slots,
+            past_len=past,
+            accepted=pending,
             new_len=columns,
-            context=np.array([context(s.tokens, s.past, ngram_context, eos) for s in sequences], np.int64),
-            logit_rows=_logit_rows(columns, wanted, self.width),
+            context=np.array([context(r.sequence.tokens, r.sequence.past, ngram_context, eos) for r in rows], np.int64),
+            logit_rows=_logit_rows(columns, wanted, width),
         )
 
 
 def _padded(row: Row, width: int) -> list[int]:
     start = row.sequence.past
     known = row.sequence.tokens[start : start + row.length]
+    if len(known) == width:
+        return known
     return known + [draft.token for draft in row.drafts] + [0] * (width - row.columns)
 
 
 def _logit_rows(columns: Ints, wanted: Ints, width: int) -> Ints:
     """Of each row the last `wanted` places, as row * width + column."""
     ends = np.arange(len(columns), dtype=np.int32) * width + columns
+    if wanted.max() == 1:
+        return ends - 1
     return np.concatenate([np.arange(end - n, end, dtype=np.int32) for end, n in zip(ends, wanted, strict=True)])
 
 
