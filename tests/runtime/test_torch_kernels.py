@@ -15,7 +15,7 @@ import torch
 from flashnext.export.checkpoint import Checkpoint
 from flashnext.export.checkpoint.random_checkpoint import write_random_checkpoint
 from flashnext.export.errors import EngineError, PluginError
-from flashnext.export.graphs.bundle import ExportOptions, describe
+from flashnext.export.graphs.bundle import ExportOptions, describe, with_residual
 from flashnext.export.ops.torch_ops import call, implemented_by
 from flashnext.plugins.kernel_library import KernelError
 from flashnext.runtime.engines import open_engine
@@ -38,8 +38,9 @@ STEPS = (
 )
 
 
-def runner(checkpoint: Checkpoint, dtype: str, ops: str) -> ModelRunner:
-    manifest = describe(checkpoint, checkpoint.config, ExportOptions(window=WINDOW, capacity=64, slots=3, dtype=dtype))
+def runner(checkpoint: Checkpoint, dtype: str, ops: str, residual: str = "plain") -> ModelRunner:
+    options = ExportOptions(window=WINDOW, capacity=64, slots=3, dtype=dtype, residual_form=residual)
+    manifest = describe(checkpoint, checkpoint.config, with_residual(options, checkpoint))
     states = allocate_states(manifest)
     bound = {**load_weights(manifest, checkpoint), **states}
     engines = {name: TorchEngine(name, manifest, checkpoint, None, ops) for name in manifest.graphs}
@@ -69,12 +70,19 @@ def outputs(runner: ModelRunner) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("experts", "dtype"), [(None, "float32"), (None, "bfloat16"), ("fp8", "bfloat16"), ("nvfp4", "float32")]
+    ("experts", "dtype", "residual"),
+    [
+        (None, "float32", "plain"),
+        (None, "bfloat16", "plain"),
+        (None, "float32", "fp8-dynamic"),
+        ("fp8", "bfloat16", "plain"),
+        ("nvfp4", "float32", "plain"),
+    ],
 )
-def test_kernels_give_the_reference_s_logits(tmp_path: Path, experts: str | None, dtype: str) -> None:
+def test_kernels_give_the_reference_s_logits(tmp_path: Path, experts: str | None, dtype: str, residual: str) -> None:
     folder = write_random_checkpoint(tmp_path / "checkpoint", SIZES, quantization=experts, tokenizer=False)
     checkpoint = Checkpoint.open(folder)
-    want, got = (outputs(runner(checkpoint, dtype, ops)) for ops in ("reference", "host"))
+    want, got = (outputs(runner(checkpoint, dtype, ops, residual)) for ops in ("reference", "host"))
     errors = [float(np.abs(g - w).max() / w.std()) for g, w in zip(got, want, strict=True)]
     assert 0 < max(errors) <= TOLERANCES[dtype], errors
 
