@@ -81,7 +81,8 @@ __device__ __forceinline__ float2 load_pair(const BFloat16* pointer) {
 
 __device__ __forceinline__ void store_pair(Float32* pointer, float2 values) {
   NOTE_STORE(pointer, sizeof(float2));
-  *reinterpret_cast<float2*>(pointer) = values;
+  // As one integer: two floats in registers that are no neighbours would be stored one by one.
+  *reinterpret_cast<uint64_t*>(pointer) = uint64_t(__float_as_uint(values.y)) << 32 | __float_as_uint(values.x);
 }
 
 __device__ __forceinline__ void store_pair(BFloat16* pointer, float2 values) {
@@ -144,6 +145,12 @@ __device__ __forceinline__ Packed<T> load_packed(const T* pointer) {
   return *reinterpret_cast<const Packed<T>*>(pointer);
 }
 
+template <class T>
+__device__ __forceinline__ void store_packed(T* pointer, const Packed<T>& values) {
+  NOTE_STORE(pointer, kChunk * sizeof(T));
+  *reinterpret_cast<Packed<T>*>(pointer) = values;
+}
+
 __device__ __forceinline__ Chunk unpack(const Packed<Float32>& p) {
   return {p.low.x, p.low.y, p.low.z, p.low.w, p.high.x, p.high.y, p.high.z, p.high.w};
 }
@@ -198,8 +205,7 @@ __device__ __forceinline__ Packed<Float8E4M3> pack(Float8E4M3, const Chunk& c) {
 
 template <class T>
 __device__ __forceinline__ void store_chunk(T* pointer, const Chunk& values) {
-  NOTE_STORE(pointer, kChunk * sizeof(T));
-  *reinterpret_cast<Packed<T>*>(pointer) = pack(T{}, values);
+  store_packed(pointer, pack(T{}, values));
 }
 
 __device__ __forceinline__ float dot(const Chunk& a, const Chunk& b, float sum) {

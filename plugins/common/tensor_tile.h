@@ -53,6 +53,13 @@ __device__ __forceinline__ void put_pair(Tile<Columns> tile, int row, int column
   *reinterpret_cast<uint32_t*>(tile.at(row, column)) = low | high << 16;
 }
 
+// The two back again.
+template <int Columns>
+__device__ __forceinline__ float2 get_pair(Tile<Columns> tile, int row, int column) {
+  const uint32_t bits = *reinterpret_cast<const uint32_t*>(tile.at(row, column));
+  return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
+}
+
 // Copies `rows` rows in the background, by a block of `Threads`; the caller commits and waits. `row_at(i)` is where row
 // i's values begin in global memory, aligned to 16 bytes, or null for a row of zeros; so rows may be gathered, and cut
 // off at an edge. Of each row `columns` values (a multiple of 8; may be more than the tile has, or negative) are there,

@@ -34,6 +34,10 @@ inline unsigned atomicInc(unsigned* pointer, unsigned limit) {
   return simt::atomic_update(pointer, [&](unsigned old) { return old >= limit ? 0u : old + 1; });
 }
 template <class T>
+T atomicOr(T* pointer, std::type_identity_t<T> value) {
+  return simt::atomic_update(pointer, [&](T old) { return old | value; });
+}
+template <class T>
 T atomicMax(T* pointer, std::type_identity_t<T> value) {
   return simt::atomic_update(pointer, [&](T old) { return old < value ? value : old; });
 }

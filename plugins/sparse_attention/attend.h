@@ -34,15 +34,15 @@ struct Visible {
   int blocks, tail_start, count;
 };
 
-__device__ __forceinline__ Visible visible_tokens(const SparseAttentionParams& p, const Query& query, int first) {
+__device__ __forceinline__ Visible visible_tokens(const SparseAttentionParams& p, const Query& query) {
   Visible found;
   if (p.blocks) {
     found.chosen = p.blocks + size_t(query.row) * p.budget_blocks;
     found.blocks = p.budget_blocks;
     found.tail_start = load(&p.blocks_len[query.row]) / p.block * p.block;
   } else {
-    const int complete = (query.position + 1) / p.block;
-    found.chosen = workspace(p).chosen + tile_place(query, first) * p.budget_blocks;
+    const int complete = complete_blocks(p, query);
+    found.chosen = workspace(p).chosen + token_place(p, query) * p.budget_blocks;
     found.blocks = complete < p.budget_blocks ? complete : p.budget_blocks;
     found.tail_start = complete * p.block;
   }
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend(SparseAttentionParam
   if (!query.valid) return;
   const int kv_head = blockIdx.y, group = p.heads / p.kv_heads, splits = gridDim.x;
   const int slot = load(&p.slots[query.row]);
-  const Visible visible = visible_tokens(p, query, first);
+  const Visible visible = visible_tokens(p, query);
   const size_t head_place = tile_place(query, first) * p.heads + kv_head * group;
   const float* queries = workspace(p).query + (token_place(p, query) * p.heads + kv_head * group) * p.head_dim;
   for (int i = threadIdx.x; i < group * p.head_dim; i += kAttendThreads) {

@@ -11,7 +11,7 @@
 
 namespace flashnext::sparse_attention {
 
-// grid: (parts, kStepTile, batch). Nothing to do for a query that sees no more than one part.
+// grid: (parts, score_steps, batch). Nothing to do for a query that sees no more than one part.
 __global__ void __launch_bounds__(kSelectThreads) choose_in_parts(SparseAttentionParams p, int first) {
   SHARED_ARRAY(SelectShared, shared, [1]);
   SHARED_ARRAY(unsigned, keys, [kPartBlocks]);
@@ -21,11 +21,12 @@ __global__ void __launch_bounds__(kSelectThreads) choose_in_parts(SparseAttentio
   const int begin = blockIdx.x * kPartBlocks, complete = query.valid ? complete_blocks(p, query) : 0;
   const int size = min(kPartBlocks, complete - begin);
   if (complete <= max(kPartBlocks, p.budget_blocks) || size <= 0) return;
-  const float* scores = workspace(p).scores + tile_place(query, first) * p.index_blocks + begin;
+  const size_t row = score_place(p, query, first);
+  const float* scores = workspace(p).scores + row * score_stride(p) + begin;
   for (int i = threadIdx.x; i < size; i += kSelectThreads) keys[i] = ordered(load(scores + i));
   __syncthreads();
   const int kept = kept_blocks(p);
-  const size_t place = (tile_place(query, first) * gridDim.x + blockIdx.x) * kept;
+  const size_t place = (row * gridDim.x + blockIdx.x) * kept;
   int* const out_keys = workspace(p).part_keys + place;
   int* const out_blocks = workspace(p).part_blocks + place;
   const auto take = [&](int at, int i) {
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kSelectThreads) choose_in_parts(SparseAttentio
 __device__ __forceinline__ void choose_best(const SparseAttentionParams& p, size_t place, int complete, int* chosen,
                                             SelectShared& shared) {
   if (complete <= kPartBlocks) {
-    const float* scores = workspace(p).scores + place * p.index_blocks;
+    const float* scores = workspace(p).scores + place * score_stride(p);
     const auto key = [&](int i) { return ordered(load(scores + i)); };
     const auto take = [&](int at, int i) { store(chosen + at, i); };
     return select_largest(key, complete, p.budget_blocks, take, shared);
@@ -55,7 +56,7 @@ __device__ __forceinline__ void choose_best(const SparseAttentionParams& p, size
   select_largest(key, count, p.budget_blocks, take, shared);
 }
 
-// grid: (kStepTile, batch)
+// grid: (score_steps, batch)
 __global__ void __launch_bounds__(kSelectThreads) choose(SparseAttentionParams p, int first) {
   SHARED_ARRAY(SelectShared, shared, [1]);
   allow_next_launch();
@@ -65,15 +66,16 @@ __global__ void __launch_bounds__(kSelectThreads) choose(SparseAttentionParams p
   // Rows without tokens return no blocks.
   const bool empty = p.blocks_out && count == 0 && query.step == 0;
   if (!query.valid && !empty) return;
-  const size_t place = tile_place(query, first);
-  int* chosen = workspace(p).chosen + place * p.budget_blocks;
+  const bool returned = p.blocks_out && (empty || query.step == count - 1);
+  if (on_tensor_cores(p) && !returned && is_dense(p, query_tile(p, query.row, query.step / tile_queries(p)))) return;
+  int* chosen = workspace(p).chosen + token_place(p, query) * p.budget_blocks;
   const int complete = empty ? 0 : complete_blocks(p, query);
   if (complete > p.budget_blocks) {
-    choose_best(p, place, complete, chosen, *shared);
+    choose_best(p, score_place(p, query, first), complete, chosen, *shared);
   } else {
     for (int i = threadIdx.x; i < p.budget_blocks; i += blockDim.x) store(chosen + i, i < complete ? i : -1);
   }
-  if (!p.blocks_out || (!empty && query.step != count - 1)) return;
+  if (!returned) return;
   __syncthreads();
   int* out = p.blocks_out + size_t(query.row) * p.budget_blocks;
   for (int i = threadIdx.x; i < p.budget_blocks; i += blockDim.x) store(out + i, load(chosen + i));

@@ -2,11 +2,16 @@
 // attend.h attends and merges.
 #include "sparse_attention/kernel.h"
 
+#include <algorithm>
+#include <type_traits>
+
 #include "abi.h"
 #include "sparse_attention/attend.h"
+#include "sparse_attention/attend_tile.h"
 #include "sparse_attention/choose.h"
 #include "sparse_attention/prepare.h"
 #include "sparse_attention/score.h"
+#include "sparse_attention/score_tile.h"
 
 namespace flashnext {
 namespace sparse_attention {
@@ -14,26 +19,32 @@ namespace {
 
 template <class T>
 Status launch_prepare(const SparseAttentionParams& p) {
-  const dim3 grid(p.batch * p.steps, (head_tasks(p) + kPrepareWarps - 1) / kPrepareWarps);
+  const int64_t tasks = int64_t(p.batch) * p.steps * head_tasks(p);
+  const dim3 grid((tasks + kPrepareWarps - 1) / kPrepareWarps);
   const Status status = launch(prepare<T>, grid, dim3(kPrepareWarps * kWarpSize), 0, p.stream, p);
   if (!status || !p.index_qk || ring_has_room(p)) return status;
-  return launch(keep_ring<T>, dim3(p.batch * p.steps), dim3(kWarpSize), 0, p.stream, p);
+  return launch(keep_ring<T>, dim3(p.ring, p.batch), dim3(kWarpSize), 0, p.stream, p);
+}
+
+// The choice for the steps from `first` on, whose scores are there.
+Status launch_choose(const SparseAttentionParams& p, int first) {
+  const int parts = part_count(p.index_blocks), steps = score_steps(p);
+  Status status;
+  if (parts > 1) {
+    status = launch(choose_in_parts, dim3(parts, steps, p.batch), dim3(kSelectThreads), 0, p.stream, p, first);
+  }
+  return status ? launch(choose, dim3(steps, p.batch), dim3(kSelectThreads), 0, p.stream, p, first) : status;
 }
 
 // The steps' tokens from `first` on: at most kStepTile of each sequence.
 template <class T>
-Status launch_tile(const SparseAttentionParams& p, int first) {
+Status launch_steps(const SparseAttentionParams& p, int first) {
   Status status;
   if (!p.blocks) {
     const dim3 grid((p.index_blocks + kBlockKeys - 1) / kBlockKeys, p.batch);
-    const size_t shared = size_t(kStepTile) * p.index_heads * p.index_head_dim * sizeof(float);
+    const size_t shared = size_t(score_steps(p)) * p.index_heads * p.index_head_dim * sizeof(float);
     status = launch(score<T>, grid, dim3(kScoreWarps * kWarpSize), shared, p.stream, p, first);
-    const int parts = part_count(p.index_blocks);
-    if (status && parts > 1) {
-      const dim3 grid(parts, kStepTile, p.batch);
-      status = launch(choose_in_parts, grid, dim3(kSelectThreads), 0, p.stream, p, first);
-    }
-    if (status) status = launch(choose, dim3(kStepTile, p.batch), dim3(kSelectThreads), 0, p.stream, p, first);
+    if (status) status = launch_choose(p, first);
   }
   if (!status) return status;
   const int splits = split_count(p);
@@ -45,9 +56,35 @@ Status launch_tile(const SparseAttentionParams& p, int first) {
 }
 
 template <class T>
+Status launch_scores(const SparseAttentionParams& p, int first) {
+  const int queries = (score_steps(p) + score_queries(p) - 1) / score_queries(p);
+  const int sharing = std::max(1, kScoreGrid / (queries * p.batch));
+  const dim3 grid(std::min((p.index_blocks + kTileKeys - 1) / kTileKeys, sharing), queries, p.batch);
+  return launch(score_tile<T>, grid, dim3(kScoreTileThreads), kScoreTileShared, p.stream, p, first);
+}
+
+// A long step: choices for all its queries, then attention of all.
+template <class T>
+Status launch_tiles(const SparseAttentionParams& p) {
+  Status status;
+  const bool scored = !p.blocks && p.index_blocks > p.budget_blocks;
+  for (int first = 0; status && (scored || p.blocks_out) && first < p.steps; first += score_steps(p)) {
+    if (scored) status = launch_scores<T>(p, first);
+    if (status) status = launch_choose(p, first);
+  }
+  const dim3 tiles(tile_count(p), p.batch), grid(tile_count(p), p.kv_heads, p.batch);
+  if (status && (scored || p.blocks)) status = launch(unite, tiles, dim3(kUniteThreads), 0, p.stream, p);
+  if (!status) return status;
+  return launch(attend_tile<T>, grid, dim3(kTileThreads), sizeof(AttendTileShared), p.stream, p);
+}
+
+template <class T>
 Status launch_format(const SparseAttentionParams& p) {
   Status status = launch_prepare<T>(p);
-  for (int first = 0; status && first < p.steps; first += kStepTile) status = launch_tile<T>(p, first);
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (status && on_tensor_cores(p)) return launch_tiles<T>(p);
+  }
+  for (int first = 0; status && first < p.steps; first += kStepTile) status = launch_steps<T>(p, first);
   return status;
 }
 
@@ -63,7 +100,9 @@ Status check(const SparseAttentionParams& p) {
   if (!p.blocks == !p.index_qk || !p.blocks != !p.blocks_len) {
     return rejected("SparseAttention: give index_qk and its states, or blocks and blocks_len");
   }
+  if (p.tokens / p.block >= 1 << kBlockBits) return rejected("SparseAttention: at most 16,777,215 blocks of tokens");
   if (!p.index_qk) return {};
+  if (p.index_blocks < 1) return rejected("SparseAttention: index_key_state holds no blocks");
   if (p.index_head_dim < kChunk || p.index_head_dim % kChunk || p.index_head_dim > kMaxIndexDim) {
     return rejected("SparseAttention: index_head_dim must be a multiple of 8, at most 128");
   }
@@ -76,7 +115,10 @@ Status check(const SparseAttentionParams& p) {
 }  // namespace
 }  // namespace sparse_attention
 
-int64_t workspace_bytes(const SparseAttentionParams& p) { return int64_t(sparse_attention::workspace(p).bytes); }
+int64_t workspace_bytes(const SparseAttentionParams& p) {
+  if (!sparse_attention::check(p) || p.batch == 0 || p.steps == 0) return 0;  // `launch` says why
+  return int64_t(sparse_attention::workspace(p).bytes);
+}
 
 Status launch(const SparseAttentionParams& p) {
   const Status status = sparse_attention::check(p);

@@ -3,6 +3,8 @@
 //     select         index_qk and the index states; without blocks
 //     select_return  the same, with blocks_out
 //     given          blocks and blocks_len instead
+//
+// `score_bytes`: how many bytes of scores a long step keeps at a time; 0: 256 MiB.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +48,7 @@ struct SparseAttentionParams {
   int32_t budget_blocks;   // size
   int32_t T;               // format
   int32_t block;           // attribute
+  int64_t score_bytes;     // attribute
   float eps;               // attribute
   float rope_scale;        // attribute
 };

@@ -11,8 +11,11 @@ namespace flashnext::sparse_attention {
 
 constexpr int kPrepareWarps = 8;
 
+// Query heads that are prepared here: on tensor cores attention does it, when it fills its tile.
+__device__ __host__ inline int query_tasks(const SparseAttentionParams& p) { return on_tensor_cores(p) ? 0 : p.heads; }
+
 __device__ __host__ inline int head_tasks(const SparseAttentionParams& p) {
-  return p.heads + 2 * p.kv_heads + (p.index_qk ? p.index_heads + 1 : 0);
+  return query_tasks(p) + 2 * p.kv_heads + (p.index_qk ? p.index_heads + 1 : 0);
 }
 
 // Whether the ring has room for the step's raw keys beside those that are still read.
@@ -68,6 +71,7 @@ __device__ __forceinline__ const T* index_head(const SparseAttentionParams& p, s
 template <class T>
 __device__ __forceinline__ void prepare_index_query(const SparseAttentionParams& p, const Query& at, int head,
                                                     float* buffer) {
+  if (on_tensor_cores(p) && complete_blocks(p, at) <= p.budget_blocks) return;  // nothing is scored for it
   const T* from = index_head<T>(p, token_place(p, at), head);
   float* out = workspace(p).index_query + (token_place(p, at) * p.index_heads + head) * p.index_head_dim;
   const auto source = [&](int i) { return load(from + i); };
@@ -112,35 +116,38 @@ __device__ __forceinline__ void pool_block(const SparseAttentionParams& p, const
   }
 }
 
-// grid: (batch * steps, tasks / kPrepareWarps)
+// grid: (batch * steps * tasks / kPrepareWarps)
 template <class T>
 __global__ void __launch_bounds__(kPrepareWarps * kWarpSize, 1) prepare(SparseAttentionParams p) {
   SHARED_ARRAY(float, buffers, [kPrepareWarps][kMaxHeadDim]);
   allow_next_launch();
   wait_for_previous_launch();
-  const Query at = query_at(p, blockIdx.x / p.steps, blockIdx.x % p.steps);
+  const int64_t number = int64_t(blockIdx.x) * kPrepareWarps + threadIdx.x / kWarpSize;
+  const int token = int(number / head_tasks(p));
+  if (token >= p.batch * p.steps) return;
+  const Query at = query_at(p, token / p.steps, token % p.steps);
   if (!at.valid) return;
   float* buffer = buffers[threadIdx.x / kWarpSize];
-  int task = blockIdx.y * kPrepareWarps + threadIdx.x / kWarpSize;
-  if (task < p.heads) return prepare_query<T>(p, at, task, buffer);
-  task -= p.heads;
+  int task = int(number % head_tasks(p));
+  if (task < query_tasks(p)) return prepare_query<T>(p, at, task, buffer);
+  task -= query_tasks(p);
   if (task < p.kv_heads) return prepare_key<T>(p, at, task, buffer);
   task -= p.kv_heads;
   if (task < p.kv_heads) return keep_value<T>(p, at, task);
   task -= p.kv_heads;
-  if (!p.index_qk || task > p.index_heads) return;
   if (task < p.index_heads) return prepare_index_query<T>(p, at, task, buffer);
   pool_block<T>(p, at, buffer);
   if (ring_has_room(p)) keep_index_key<T>(p, at);
 }
 
 // The ring's part of a long step, once nobody reads the old keys any more: its last `ring` tokens.
+// grid: (ring, batch)
 template <class T>
 __global__ void __launch_bounds__(kWarpSize) keep_ring(SparseAttentionParams p) {
   allow_next_launch();
   wait_for_previous_launch();
-  const Query at = query_at(p, blockIdx.x / p.steps, blockIdx.x % p.steps);
-  if (at.valid && at.step >= load(&p.new_len[at.row]) - p.ring) keep_index_key<T>(p, at);
+  const int step = load(&p.new_len[blockIdx.y]) - 1 - int(blockIdx.x);
+  if (step >= 0) keep_index_key<T>(p, query_at(p, blockIdx.y, step));
 }
 
 }  // namespace flashnext::sparse_attention

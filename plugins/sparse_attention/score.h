@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kScoreWarps * kWarpSize) score(SparseAttention
   allow_next_launch();
   wait_for_previous_launch();
   const int row = blockIdx.y, columns = p.index_heads * p.index_head_dim;
-  const int steps = min(min(kStepTile, p.steps - first), load(&p.new_len[row]) - first);
+  const int steps = min(score_steps(p), load(&p.new_len[row]) - first);
   if (steps <= 0) return;
   const int most = complete_blocks(p, query_at(p, row, first + steps - 1));
   const int begin = blockIdx.x * kBlockKeys;
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kScoreWarps * kWarpSize) score(SparseAttention
         for (int j = 0; j < kChunk; j++) product += column < p.index_head_dim ? key.at[j] * query[j] : 0.0f;
         sum += fmaxf(warp_sum(product, kKeyLanes), 0.0f);
       }
-      float* out = workspace(p).scores + (size_t(row) * kStepTile + step) * p.index_blocks;
+      float* out = workspace(p).scores + (size_t(row) * score_steps(p) + step) * score_stride(p);
       if (key_lane == 0 && block < most) store(out + block, sum * scale);
     }
   }

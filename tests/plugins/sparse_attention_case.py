@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from kernel_checks import Case, normal, poisoned
+from kernel_checks import Case, assert_close, normal, poisoned
 from torch import Tensor
 
 from flashnext.export.ops.reference import REFERENCES
+from flashnext.plugins.host_library import HostKernels
 
 SMALL = {
     "heads": 4,
@@ -43,6 +44,12 @@ GIVEN = (
 )
 
 
+ONE_HEAD = SMALL | {"heads": 1, "kv_heads": 1, "head_dim": 8, "index_heads": 1}
+FORMS = ("select", "select_return", "given")
+PART_BLOCKS = 8192
+"""kPartBlocks of sparse_attention/plan.h."""
+
+
 class Row(NamedTuple):
     """One sequence of the step."""
 
@@ -60,6 +67,7 @@ def sparse_attention_case(
     dtype: torch.dtype = torch.float32,
     scores: str = "free",
     rope_scale: float = 1.0,
+    score_bytes: int = 0,
     seed: int = 0,
     **sizes: int,
 ) -> Case:
@@ -85,9 +93,28 @@ def sparse_attention_case(
     return Case(
         "sparse_attention",
         {**values, **sizes_given, "block": sizes["block"], "eps": 1e-6, "rope_scale": rope_scale}
+        | {"score_bytes": score_bytes}
         | {n: sizes[n] for n in unused},
         expected,
     )
+
+
+def check(case: Case, kernels: HostKernels) -> None:
+    """Blocks are a set: the reference lists them best first, the kernel in order."""
+    outputs, _ = case.run(kernels)
+    for name, want in case.expected.items():
+        got = outputs[name]
+        if name == "blocks_out":
+            got, want = got.sort(-1).values, want.sort(-1).values
+        assert_close(got, want, name)
+
+
+def alone(case: Case, row: int) -> Case:
+    """The same launch with this row only; its result is not there to be compared."""
+    per_row = {"q_gate", "k", "v", "index_qk", "slots", "past_len", "new_len", "blocks", "blocks_len", "y"}
+    values = {n: v[row : row + 1].contiguous() if n in per_row else v for n, v in case.values.items()}
+    values.pop("blocks_out", None)
+    return Case(case.op, values, {"y": case.expected["y"][row : row + 1]})
 
 
 def _inputs(

@@ -38,6 +38,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "sparse_attention": lambda: sparse_attention_case(
         "select", [AttentionRow(22, 2), AttentionRow(0, 1)], 2, **ATTENTION
     ),
+    "sparse_attention, tiles": lambda: sparse_attention_case(
+        "select", [AttentionRow(82, 9), AttentionRow(0, 10)], 10, **{**ATTENTION, "budget_blocks": 18}, dtype=BF16
+    ),
     "sparse_moe": lambda: sparse_moe_case("nvfp4", tokens=2, hidden=64, inner=32, experts=9, top_k=3, dtype=BF16),
     "sparse_moe, long step": lambda: sparse_moe_case(
         "fp8", tokens=20, hidden=64, inner=32, experts=5, top_k=2, dtype=BF16
@@ -56,6 +59,6 @@ def test_small_case(kernels: HostKernels, op: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["address", "thread"])
-@pytest.mark.parametrize("op", CASES)
-def test_sanitizer_is_content(op: str, kind: str) -> None:
-    CASES[op]().check(HostKernels.load(kind))
+@pytest.mark.parametrize("name", CASES)
+def test_sanitizer_is_content(name: str, kind: str) -> None:
+    CASES[name]().check(HostKernels.load(kind))
