@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,27 +148,35 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def choose(stream: Tokens, length: int, tokens: int, seed: int, parts: Iterable[str] = ("text",)) -> list[Windows]:
-    """Disjoint sets of windows for about `tokens` tokens each, in the order that the seed gives; one set for each of
-    `parts` (their names are for messages). A stream shorter than a window gives one shorter window.
+def choose(
+    stream: Tokens, length: int, tokens: int | Sequence[int], seed: int, parts: Sequence[str] = ("text",)
+) -> list[Windows]:
+    """Disjoint sets of windows, one for each of `parts` (their names are for messages), for about `tokens` tokens each
+    in the order that the seed gives. A stream shorter than a window gives one shorter window.
+
+    Where there is too little text for all, the sets share it in proportion.
 
     Raises:
-        CalibrationError: too little text for as many sets.
+        CalibrationError: not even one window for each.
     """
-    names = list(parts)
+    wanted = [tokens] * len(parts) if isinstance(tokens, int) else list(tokens)
     length = min(length, len(stream) - 1)
     if length < 1:
         raise CalibrationError(f"The text has {len(stream)} token; two are the least. Give more text.")
     whole = (len(stream) - 1) // length
-    if whole < len(names):
+    if whole < len(parts):
         raise CalibrationError(
-            f"The text has {len(stream):,} tokens: {whole} window of {length:,}, but {' and '.join(names)} each need "
+            f"The text has {len(stream):,} tokens: {whole} window of {length:,}, but {' and '.join(parts)} each need "
             "one. Give more text, held-out text of its own, or shorter windows."
         )
     order = np.random.default_rng(seed).permutation(whole)
-    each = min(-(-tokens // length), whole // len(names))
-    starts = [order[i * each : (i + 1) * each] * length for i in range(len(names))]
-    return [Windows(np.stack([stream[s : s + length + 1] for s in part]), seed) for part in starts]
+    counts = [-(-w // length) for w in wanted]
+    if sum(counts) > whole:
+        spare = whole - len(parts)
+        counts = [1 + spare * c // sum(counts) for c in counts]
+    ends = np.cumsum(counts)
+    chosen = [order[end - count : end] * length for count, end in zip(counts, ends, strict=True)]
+    return [Windows(np.stack([stream[s : s + length + 1] for s in part]), seed) for part in chosen]
 
 
 def repeated_share(text: Windows, held_out: Windows) -> float:

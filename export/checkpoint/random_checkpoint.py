@@ -42,6 +42,7 @@ def write_random_checkpoint(
     vision: bool = False,
     shards: int = 2,
     tokenizer: bool = True,
+    layers: int | None = None,
 ) -> Path:
     """Write a checkpoint into a folder (made if need be) and return the folder.
 
@@ -52,6 +53,7 @@ def write_random_checkpoint(
         experts: how routed experts are stored; without it fused, or one by one in a quantized checkpoint.
         quantization: one of `random_quantized.QUANTIZATIONS`.
         vision: add a few `model.visual.*` tensors, as the official checkpoint has.
+        layers: number of layers, whatever `config` says.
 
     Raises:
         ConfigError: fields that do not form a model, or a vocabulary too small for the built-in tokenizer.
@@ -61,6 +63,8 @@ def write_random_checkpoint(
     if config is None and quantized.table == NVFP4:
         config = {"ple_embed_dim": WIDE_ROWS}
     raw = full_config(config)
+    if layers is not None:
+        raw["text_config"]["num_hidden_layers"] = layers
     model = ModelConfig.from_dict(raw)
     if not mtp:
         model = model.with_overrides(mtp_num_hidden_layers=0)
@@ -108,6 +112,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--quantization", choices=sorted(QUANTIZATIONS))
     parser.add_argument("--prefix", choices=("model.language_model.", "model."), default="model.language_model.")
     parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--layers", type=int, metavar="N", help="number of layers (default: 8)")
     parser.add_argument("--no-mtp", dest="mtp", action="store_false")
     parser.add_argument("--vision", action="store_true", help="add a few vision tensors")
     options = vars(parser.parse_args(argv))

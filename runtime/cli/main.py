@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from flashnext.export.errors import FlashNextError
-from flashnext.runtime.cli import export, info, run, validate
+from flashnext.runtime.cli import calibrate, export, info, run, validate
 from flashnext.runtime.cli.parser import Parser, UsageError, check_command, check_leftovers
 
-COMMANDS = {"export": export, "run": run, "info": info, "validate": validate}
+COMMANDS = {"export": export, "run": run, "info": info, "validate": validate, "calibrate": calibrate}
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -44,6 +44,7 @@ a first run:
   flashnext run BUNDLE --prompt "Once upon a"    generate text
   flashnext run BUNDLE --chat                    talk to it
   flashnext validate BUNDLE                      compare the graphs with the PyTorch model
+  flashnext calibrate CHECKPOINT --text FILES …  scales for an FP8 residual, and what it costs
 
 Each command explains itself: flashnext COMMAND --help
 """

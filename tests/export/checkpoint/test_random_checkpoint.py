@@ -102,3 +102,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_quantization_of_the_default_model_opens(tmp_path: Path, quantization: str) -> None:
     config = Checkpoint.open(write_random_checkpoint(tmp_path / "made", quantization=quantization)).config
     assert config.num_hidden_layers == 8
+
+
+def test_number_of_layers(tmp_path: Path) -> None:
+    main([str(tmp_path / "deep"), "--layers", "12", "--no-mtp"])
+    assert Checkpoint.open(tmp_path / "deep").config.num_hidden_layers == 12
