@@ -13,7 +13,7 @@ import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -85,7 +85,7 @@ class Result:
     findings: Findings | None
 
 
-class Progress:
+class Progress(Protocol):
     """Told how many steps there are, what is under way, and each step's end."""
 
     def start(self, steps: int) -> None:
@@ -98,6 +98,14 @@ class Progress:
         """A step is done."""
 
 
+class _Silent:
+    """Nobody watches."""
+
+    def start(self, steps: int) -> None: ...
+    def stage(self, what: str) -> None: ...
+    def step(self) -> None: ...
+
+
 def calibrate(job: Job, progress: Progress | None = None) -> Result:
     """Find scales.
 
@@ -105,7 +113,7 @@ def calibrate(job: Job, progress: Progress | None = None) -> Result:
         CalibrationError: text that cannot be used, or a model that is not finite on it.
         CheckpointError, ConfigError: a checkpoint that cannot be used.
     """
-    progress = progress or Progress()
+    progress = progress or _Silent()
     checkpoint = Checkpoint.open(job.checkpoint)
     _check_length(job, checkpoint)
     progress.stage("reading text")

@@ -152,7 +152,7 @@ def _ranges(report: Report) -> str:
         ]
         rows = [f"2^{e}" for e in range(low, high + 1)]
         title = f"Magnitudes of branch {branch} at each store"
-        maps.append(heat_map(title, names, rows, lambda p, r, shares=shares: shares[p][r], marks))
+        maps.append(heat_map(title, names, rows, shares, marks))
     return f"<h2>Range of the branches</h2>{''.join(maps)}{_outliers(report)}"
 
 

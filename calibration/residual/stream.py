@@ -118,10 +118,11 @@ class _ObservedRead(nn.Module):
     def __init__(self, inner: GatedResidual, site: str, store: str, tap: _Tap) -> None:
         super().__init__()
         self.inner, self.site, self.store, self.tap = inner, site, store, tap
-        branches, eps = int(inner.attributes["branches"]), float(inner.attributes["eps"])
-        weights = (inner.hc_norm, inner.input_mix_weight_down, inner.input_mix_weight_up)
-        self.branches = branches
-        self.full_read = lambda r: read(r, *(m.weight for m in weights), branches, eps)
+        self.branches, self.eps = int(inner.attributes["branches"]), float(inner.attributes["eps"])
+
+    def reader(self, r: Tensor) -> Tensor:
+        """x [..., H] of branches [..., n, H]."""
+        return self._read(r)[0]
 
     def forward(self, flow: Flow) -> tuple[Tensor, Tensor, Tensor | None]:
         form, inputs = flow.form()
@@ -129,18 +130,24 @@ class _ObservedRead(nn.Module):
             r = inputs[0].float()[..., None, :].repeat(1, 1, self.branches, 1)
         else:
             r = write(*inputs) if form == "pending" else inputs[0]
-        x, flat = self.full_read(r)
+        x, flat = self._read(r)
         inject = self.inner.block_inject_weight
         s = None if inject is None else write_gates(flat, inject.weight, self.branches)
-        self.tap.listener.read(Read(self.site, r, x, s, lambda other: self.full_read(other)[0], self.inner))
+        self.tap.listener.read(Read(self.site, r, x, s, self.reader, self.inner))
         if form == "settled" and self.store != DRAFT_INPUT:
             return r, x, s
         before, y, gates = (flow.r, flow.y, flow.s) if form == "pending" else (None, None, None)
         return self.tap.store(Store(self.store, before, r, y, gates)), x, s
 
     def finish(self, flow: Flow) -> tuple[Tensor, Tensor]:
-        r, x, _ = self(flow)
+        """The final read of a graph, which feeds no block."""
+        r, x, _ = self.forward(flow)
         return r, x
+
+    def _read(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        i = self.inner
+        weights = i.hc_norm.weight, i.input_mix_weight_down.weight, i.input_mix_weight_up.weight
+        return read(r, *weights, self.branches, self.eps)
 
 
 class _ObservedInjection(nn.Module):
@@ -169,13 +176,12 @@ def _observe(module: Backbone | Mtp, config: ModelConfig, tap: _Tap) -> None:
             second, f"{prefix}.mlp", f"{prefix}.mixer", tap
         )
     if isinstance(module, Body):
-        module.hyper_connection_mixer = _ObservedRead(  # type: ignore[assignment]
-            module.hyper_connection_mixer, FINAL, last_store(config), tap
-        )
+        final = module.hyper_connection_mixer
+        module.hyper_connection_mixer = _ObservedRead(final, FINAL, last_store(config), tap)  # type: ignore[assignment]
     elif isinstance(module, Mtp):
-        module.mtp.hyper_connection_mixer = _ObservedRead(
-            module.mtp.hyper_connection_mixer, f"{MTP_LAYER}.{FINAL}", f"{MTP_LAYER}.mlp", tap
-        )
+        final = module.mtp.hyper_connection_mixer
+        names = f"{MTP_LAYER}.{FINAL}", f"{MTP_LAYER}.mlp"
+        module.mtp.hyper_connection_mixer = _ObservedRead(final, *names, tap)  # type: ignore[assignment]
 
 
 def _layers(module: Backbone | Mtp) -> Iterator[tuple[str, DecoderLayer, str]]:

@@ -6,7 +6,7 @@ Colours come from the page's style sheet (`.series-0` …), so a plot follows li
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -42,9 +42,9 @@ class _Axis:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             step = max(1, (last - first) // 6)
             return [10.0**e for e in range(first, last + 1, step) if self.low <= 10.0**e * 1.0001 <= self.high * 1.001]
-        step = 10.0 ** math.floor(math.log10((self.high - self.low) / 3))
-        step *= next(f for f in (1, 2, 5, 10) if (self.high - self.low) / (step * f) <= 6)
-        return [step * i for i in range(math.ceil(self.low / step), math.floor(self.high / step + 1e-9) + 1)]
+        power = 10.0 ** math.floor(math.log10((self.high - self.low) / 3))
+        width = power * next(f for f in (1, 2, 5, 10) if (self.high - self.low) / (power * f) <= 6)
+        return [width * i for i in range(math.ceil(self.low / width), math.floor(self.high / width + 1e-9) + 1)]
 
 
 def _axis(lines: Sequence[Line], logarithmic: bool) -> _Axis:
@@ -80,10 +80,10 @@ def heat_map(
     title: str,
     places: Sequence[str],
     rows: Sequence[str],
-    share: Callable[[int, int], float],
+    shares: Sequence[Sequence[float]],
     marks: Sequence[Line] = (),
 ) -> str:
-    """Shares 0 … 1 (`share(place, row)`) as opacity, rows from the bottom up; `marks` are lines in units of rows."""
+    """Shares 0 … 1 (`shares[place][row]`) as opacity, rows from the bottom up; `marks` are lines in units of rows."""
     height, width = (HEIGHT - TOP - BOTTOM) / len(rows), _step(len(places))
     cells = [
         f'<rect class="cell" x="{_across(p, len(places)) - width / 2:.1f}" '
@@ -91,7 +91,7 @@ def heat_map(
         f'fill-opacity="{value:.3f}"/>'
         for p in range(len(places))
         for r in range(len(rows))
-        if (value := share(p, r)) > 0.0005
+        if (value := shares[p][r]) > 0.0005
     ]
     every = max(1, len(rows) // 8)
     labels = [_label(LEFT - 6, HEIGHT - BOTTOM - (r + 0.5) * height + 4, rows[r]) for r in range(0, len(rows), every)]

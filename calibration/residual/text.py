@@ -41,7 +41,7 @@ class Windows:
 
     @property
     def length(self) -> int:
-        return self.tokens.shape[1] - 1
+        return int(self.tokens.shape[1]) - 1
 
     @property
     def count(self) -> int:
