@@ -30,8 +30,7 @@ from flashnext.runtime.outputs import Piece, RequestOutput
 from flashnext.runtime.request import Request, check_prompt
 from flashnext.runtime.sampling_params import SamplingParams
 from flashnext.runtime.scheduler import Scheduler
-from flashnext.runtime.speculation.mtp_drafter import MtpDrafter
-from flashnext.runtime.speculation.prompt_lookup import PromptLookup
+from flashnext.runtime.speculation import drafters_of
 from flashnext.runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -70,9 +69,7 @@ class LLM:
         self._chat_template = ChatTemplate.open(Path(bundle))
         self._runner: ModelRunner | None = ModelRunner.open(bundle, engine, checkpoint, threads)
         self.manifest = self._runner.manifest
-        by_layer = MtpDrafter(self._runner)
-        drafters = {"mtp": by_layer, "mtp-sampled": by_layer, "prompt-lookup": PromptLookup()}
-        self._loop = DecodeLoop(self._runner, self._scheduler, drafters)
+        self._loop = DecodeLoop(self._runner, self._scheduler, drafters_of(self._runner))
 
     # --- generating ------------------------------
 

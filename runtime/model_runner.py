@@ -10,6 +10,7 @@ scheduler's business; rows of a batch only name their slot.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from flashnext.runtime.engines.base import Array, Engine, numpy_dtype
 from flashnext.runtime.hand_over import HandOver
 from flashnext.runtime.ngram import MappedRows, RowSource
 from flashnext.runtime.states import allocate_states
+from flashnext.runtime.wait_histogram import WaitHistogram
 from flashnext.runtime.weights import load_weights
 
 FED_ROLES = ("step", "rows", "edge")
@@ -79,6 +81,8 @@ class ModelRunner:
         self._engines = engines
         self._row_sources = row_sources
         self._hand_over = HandOver(manifest)
+        self.row_waits = WaitHistogram()
+        """How long bodies waited for n-gram rows, after their heads were started."""
 
     @classmethod
     def open(
@@ -116,7 +120,9 @@ class ModelRunner:
         }
         if "head" in self._engines:
             values.update(self._run("head", values))
+        start = time.perf_counter()
         values.update({name: ticket.wait() for name, ticket in tickets.items()})
+        self.row_waits.add(time.perf_counter() - start)
         out = self._run("body", values)
         return StepOutput(out["logits"], self._hand_over.packed("hidden", out))
 

@@ -22,10 +22,17 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from flashnext.export.errors import FlashNextError
-from flashnext.runtime.cli import calibrate, export, info, run, validate
+from flashnext.runtime.cli import bench, calibrate, export, info, run, validate
 from flashnext.runtime.cli.parser import Parser, UsageError, check_command, check_leftovers
 
-COMMANDS = {"export": export, "run": run, "info": info, "validate": validate, "calibrate": calibrate}
+COMMANDS = {
+    "export": export,
+    "run": run,
+    "info": info,
+    "bench": bench,
+    "validate": validate,
+    "calibrate": calibrate,
+}
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2

@@ -28,7 +28,8 @@ from flashnext.runtime.ngram_table import MappedTable
 
 SOURCE = Path(__file__).parent / "rows.cpp"
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
-FORMS = {"plain": 0, "fp8": 1, "nvfp4": 2}
+FORMS = {"plain": 0, "fp8": 1, "nvfp4": 2, "widened": 3}
+"""of rows.cpp; "widened" is a plain BF16 table whose rows are wanted as float32"""
 OUTPUTS = {"float32": 0, "bfloat16": 1}
 MAX_HEADS = 64
 LOOKUP_BITS = 12
@@ -185,10 +186,16 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
 def _serves(table: MappedTable) -> bool:
     """Whether rows.cpp has this conversion."""
     spec, dtype = table.spec, table.dtype.name
-    plain = spec.form != "plain" or all(s.dtype == table.dtype for s in table.shards)
+    plain = _form(table) != "plain" or all(s.dtype == table.dtype for s in table.shards)
     groups = spec.form != "nvfp4" or spec.columns % number_formats.GROUP == 0
     together = all(s.flags.c_contiguous for s in (*table.shards, *table.row_scales))
     return dtype in OUTPUTS and plain and groups and together and len(spec.head_sizes) <= MAX_HEADS
+
+
+def _form(table: MappedTable) -> str:
+    stored = {s.dtype.name for s in table.shards}
+    widened = table.spec.form == "plain" and stored == {"bfloat16"} and table.dtype.name == "float32"
+    return "widened" if widened else table.spec.form
 
 
 def _describe(table: MappedTable) -> tuple[dict[str, Array], _Table]:
@@ -210,7 +217,7 @@ def _describe(table: MappedTable) -> tuple[dict[str, Array], _Table]:
     }
     pointers = {name: array.ctypes.data if array.size else None for name, array in arrays.items()}
     sizes = {"size": len(spec.multipliers), "heads": len(spec.head_sizes), "shard_count": len(table.shards)}
-    formats = {"form": FORMS[spec.form], "output": OUTPUTS[table.dtype.name], "scale": float(table.scale)}
+    formats = {"form": FORMS[_form(table)], "output": OUTPUTS[table.dtype.name], "scale": float(table.scale)}
     return arrays, _Table(**pointers, **sizes, **formats, eos=spec.eos, columns=spec.columns, shard_shift=shift)
 
 

@@ -23,7 +23,7 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 namespace {
 
-enum Form : int32_t { kPlain = 0, kFp8 = 1, kNvfp4 = 2 };
+enum Form : int32_t { kPlain = 0, kFp8 = 1, kNvfp4 = 2, kWidened = 3 };  // kWidened: BF16 rows, float output
 enum Output : int32_t { kFloat32 = 0, kBFloat16 = 1 };
 
 constexpr int kAhead = 2;  // tokens whose rows are under way; more than the processor tracks gain nothing
@@ -118,6 +118,15 @@ __attribute__((target("avx512bw,avx512f"))) void look_up_wide(const uint8_t* cod
 #define HAS_WIDE_LOOK_UP 0
 #endif
 
+void widen(const uint8_t* bf16, uint8_t* out, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    uint16_t half;
+    std::memcpy(&half, bf16 + 2 * i, 2);  // rows in a file need not be aligned
+    const uint32_t bits = uint32_t(half) << 16;
+    std::memcpy(out + 4 * i, &bits, 4);
+  }
+}
+
 void fp8_row(const uint8_t* codes, void* out, int64_t count, const NgramTable& t) {
   if (t.output == kFloat32) {
     look_up(codes, static_cast<uint32_t*>(out), count, static_cast<const uint32_t*>(t.values));
@@ -155,6 +164,7 @@ struct Place {
 
 int64_t stored_bytes(const NgramTable& t) {
   if (t.form == kPlain) return t.columns * (t.output == kFloat32 ? 4 : 2);
+  if (t.form == kWidened) return t.columns * 2;
   return t.form == kFp8 ? t.columns : t.columns / 2;
 }
 
@@ -201,6 +211,8 @@ int32_t copy(const NgramTable& t, const Place* places, uint8_t* out, int64_t row
     const Place& from = places[h];
     if (t.form == kPlain) {
       std::memcpy(out, from.codes, size_t(row_bytes));
+    } else if (t.form == kWidened) {
+      widen(from.codes, out, t.columns);
     } else if (t.form == kFp8) {
       fp8_row(from.codes, out, t.columns, t);
     } else {

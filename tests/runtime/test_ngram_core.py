@@ -66,6 +66,7 @@ def both(table: MappedTable, dtype: str) -> tuple[MappedRows, MappedRows]:
 FORMS = [
     ("plain", "bfloat16", "bfloat16"),
     ("plain", "float32", "float32"),
+    ("plain", "float32", "bfloat16"),
     ("fp8", "bfloat16", ""),
     ("fp8", "float32", ""),
     ("nvfp4", "bfloat16", ""),
