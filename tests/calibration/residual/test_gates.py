@@ -38,7 +38,9 @@ def test_gates_are_those_of_the_model(model: ResidualModel, tokens: np.ndarray) 
 
 def test_dead_and_dominating_branches_are_named() -> None:
     gates = GateListener()
-    gates.sites = {"layers.0.mlp": SiteGates(torch.zeros(3), torch.tensor([0.5, 10.0, 18.1]), tokens=10)}
+    gates.sites = {
+        "layers.0.mlp": SiteGates(torch.zeros(3), torch.tensor([0.5, 10.0, 18.1], dtype=torch.float64), tokens=10)
+    }
     assert gates.remarkable() == [
         ("layers.0.mlp", 0, 0.05, "dead"),
         ("layers.0.mlp", 2, pytest.approx(1.81), "dominating"),
