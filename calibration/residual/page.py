@@ -9,40 +9,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from flashnext.calibration.residual.html import document, table, write_files
 from flashnext.calibration.residual.svg import Line, heat_map, line_chart
-from flashnext.export.errors import CalibrationError
 from flashnext.export.residual_scales import FORMATS
 
 Report = dict[str, Any]
 SMALLEST_NORMAL = 2.0**-6
 """Of e4m3, in units of the scale."""
-
-STYLE = """
-:root { color-scheme: light dark; --ink: #1d2433; --paper: #fdfdfb; --faint: #8886; --cell: #20639b; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e4dd; --paper: #16181d; --cell: #7fb8e6; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
-       max-width: 60rem; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-.verdict { border-left: 4px solid var(--cell); padding: .6rem 1rem; background: #8881; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
-th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--faint); }
-th:first-child, td:first-child { text-align: left; } .chosen { font-weight: 600; }
-.wide { overflow-x: auto; } figure { margin: 1.2rem 0; } figcaption { font-weight: 600; font-size: .9rem; }
-svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--ink); }
-.grid { stroke: var(--faint); } .cell { fill: var(--cell); } .line { fill: none; stroke-width: 1.6; }
-.legend span { margin-right: 1.1rem; font-size: .8rem; white-space: nowrap; }
-.key { display: inline-block; width: 1.4em; border-top: 3px solid; margin-right: .35em; vertical-align: middle; }
-.series-0 { stroke: #d1495b; border-color: #d1495b; } .series-1 { stroke: #20639b; border-color: #20639b; }
-.series-2 { stroke: #3caea3; border-color: #3caea3; } .series-3 { stroke: #e09f3e; border-color: #e09f3e; }
-.series-4 { stroke: #7d5ba6; border-color: #7d5ba6; } .series-5 { stroke: #6a994e; border-color: #6a994e; }
-.series-6 { stroke: #8a817c; border-color: #8a817c; } .series-7 { stroke: #d16ba5; border-color: #d16ba5; }
-"""
 
 
 def write(report: Report, folder: Path) -> list[Path]:
@@ -52,31 +30,13 @@ def write(report: Report, folder: Path) -> list[Path]:
         CalibrationError: the folder cannot be made or written to.
     """
     texts = {"report.json": json.dumps(report, indent=1, allow_nan=False) + "\n", "report.html": render(report)}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            partial = folder / f".{name}.{os.getpid()}.part"
-            try:
-                partial.write_text(text, encoding="utf-8")
-                os.replace(partial, folder / name)
-            finally:
-                partial.unlink(missing_ok=True)
-    except OSError as cause:
-        raise CalibrationError(
-            f"The report cannot be written to {folder} ({cause.strerror}). Name another folder."
-        ) from None
-    return [folder / name for name in texts]
+    return write_files(texts, folder)
 
 
 def render(report: Report) -> str:
     """The page."""
     sections = [_head(report), _quality(report), _depth(report), _ranges(report), _lost(report), _scales(report)]
-    title = "FP8 residual: calibration report"
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>'
-        f"<h1>{title}</h1>{''.join(sections)}</body></html>\n"
-    )
+    return document("FP8 residual: calibration report", sections)
 
 
 def _head(report: Report) -> str:
@@ -106,7 +66,7 @@ def _quality(report: Report) -> str:
         "Greedy: tokens of the first line's greedy text that are written too before the first other one, mean over "
         "prompts."
     )
-    return f"<h2>Quality on held-out text</h2>{_table(header, rows)}<p>{note}</p>"
+    return f"<h2>Quality on held-out text</h2>{table(header, rows)}<p>{note}</p>"
 
 
 def _figures(q: dict[str, Any]) -> tuple[str, ...]:
@@ -180,7 +140,7 @@ def _outliers(report: Report) -> str:
         return "<p>No channel's root mean square is six times its branch's median or more.</p>"
     header = ["store", "branch", "channel", "times the median channel"]
     more = f"<p>The largest 20 of {len(found)}.</p>" if len(found) > 20 else ""
-    return f"<h3>Outlier channels</h3>{_table(header, ((False, row) for row in found[:20]))}{more}"
+    return f"<h3>Outlier channels</h3>{table(header, ((False, row) for row in found[:20]))}{more}"
 
 
 def _lost(report: Report) -> str:
@@ -212,10 +172,10 @@ def _scales(report: Report) -> str:
         for store in report["stores"]
         for branch in range(report["checkpoint"]["branches"])
     ]
-    table = _table(["store and branch", *methods], rows)
+    all_stores = table(["store and branch", *methods], rows)
     return (
         "<h2>Error of the next block's input</h2><p>Relative, when this branch alone is rounded to e4m3 at this store, "
-        f"by method, on sampled calibration tokens.</p><details><summary>All stores</summary>{table}</details>"
+        f"by method, on sampled calibration tokens.</p><details><summary>All stores</summary>{all_stores}</details>"
     )
 
 
@@ -223,12 +183,3 @@ def _method(report: Report) -> str:
     """The static method that the plots show: the recommended one, or block input."""
     name = str(report["recommendation"]["way"]).removeprefix("e4m3 static ")
     return name if name in report["scales"] else "input"
-
-
-def _table(header: Sequence[str], rows: Iterable[tuple[bool, Sequence[object]]]) -> str:
-    head = "".join(f"<th>{escape(h)}</th>" for h in header)
-    body = "".join(
-        f"<tr{' class=chosen' if chosen else ''}>{''.join(f'<td>{escape(str(c))}</td>' for c in cells)}</tr>"
-        for chosen, cells in rows
-    )
-    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'

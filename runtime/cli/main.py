@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from flashnext.export.errors import FlashNextError
-from flashnext.runtime.cli import bench, calibrate, export, info, run, validate
+from flashnext.runtime.cli import bench, calibrate, export, info, residual, run, validate
 from flashnext.runtime.cli.parser import Parser, UsageError, check_command, check_leftovers
 
 COMMANDS = {
@@ -32,6 +32,7 @@ COMMANDS = {
     "bench": bench,
     "validate": validate,
     "calibrate": calibrate,
+    "residual": residual,
 }
 
 EXIT_FAILED = 1
