@@ -27,24 +27,10 @@ __device__ __forceinline__ float matrix_scale(const Matrix<BFloat16>&) { return 
 __device__ __forceinline__ float matrix_scale(const Matrix<Float8E4M3>&) { return 1.0f; }
 __device__ __forceinline__ float matrix_scale(const Matrix<Float4E2M1>& matrix) { return matrix.scale; }
 
-// Calls `use(place, m, i)` for every row of the tile that this lane has sums of: at[m][n][i] and at[m][n][i + 1].
-template <class Use>
-__device__ __forceinline__ void for_each_row(const Tile& tile, Use use) {
-  UNROLL
-  for (int m = 0; m < kRowSteps; m++) {
-    UNROLL
-    for (int i = 0; i < 4; i += 2) {
-      const int row = kMmaRows * m + accumulator_row(i);
-      if (row < tile.rows) use(size_t(tile.first + row), m, i);
-    }
-  }
-}
-
 // grid: (most_tiles, inner / 64)
 template <class W>
 __global__ void __launch_bounds__(kProductThreads) expand(SparseMoEParams p) {
   SHARED_MEMORY(BFloat16, stages);
-  SHARED_ARRAY(int, tokens, [kRowTile]);
   allow_next_launch();
   wait_for_previous_launch();
   const GroupedWorkspace w = grouped_workspace(p);
@@ -53,20 +39,15 @@ __global__ void __launch_bounds__(kProductThreads) expand(SparseMoEParams p) {
   const int first = blockIdx.y * kHalf;
   const Half<W> halves[2] = {half_from(gate_up<W>(p, tile.expert, 0), first, p.inner),
                              half_from(gate_up<W>(p, tile.expert, 1), first, p.inner)};
-  if (int(threadIdx.x) < tile.rows) tokens[threadIdx.x] = load(&w.rows[tile.first + threadIdx.x]);
-  __syncthreads();
-  const auto row_at = [&](int row) { return static_cast<const BFloat16*>(p.x) + size_t(tokens[row]) * p.hidden; };
-  const Sums sums = multiply(Stages<W>{stages}, tile.rows, row_at, halves);
+  const auto row_at = [&](int row) { return load(&w.rows[tile.first + row]); };
+  const Copies<W> copies(static_cast<const BFloat16*>(p.x), tile.rows, row_at, halves);
+  const Sums sums = multiply(Stages<W>{stages}, copies, halves);
   const float gate_scale = matrix_scale(halves[0].matrix), up_scale = matrix_scale(halves[1].matrix);
-  for_each_row(tile, [&](size_t place, int m, int i) {
-    UNROLL
-    for (int n = 0; n < 2; n++) {
-      const int column = first + row_in_half(n, accumulator_column(0));
-      if (column >= p.inner) continue;
-      const float *gate = &sums.at[m][n][i], *up = &sums.at[m][n + 2][i];
-      store_pair(&w.inner[place * p.inner + column], {silu(gate[0] * gate_scale) * (up[0] * up_scale),
-                                                      silu(gate[1] * gate_scale) * (up[1] * up_scale)});
-    }
+  for_each_pair(sums, tile.rows, [&](int row, int column, const float2 (&two)[2]) {
+    if (first + column >= p.inner) return;
+    const float2 gate = two[0], up = two[1];
+    store_pair(&w.inner[size_t(tile.first + row) * p.inner + first + column],
+               {silu(gate.x * gate_scale) * (up.x * up_scale), silu(gate.y * gate_scale) * (up.y * up_scale)});
   });
 }
 
@@ -82,15 +63,14 @@ __global__ void __launch_bounds__(kProductThreads) contract(SparseMoEParams p) {
   const int first = blockIdx.y * 2 * kHalf;
   const Matrix<W> matrix = down<W>(p, tile.expert);
   const Half<W> halves[2] = {half_from(matrix, first, p.hidden), half_from(matrix, first + kHalf, p.hidden)};
-  const auto row_at = [&](int row) { return w.inner + size_t(tile.first + row) * p.inner; };
-  const Sums sums = multiply(Stages<W>{stages}, tile.rows, row_at, halves);
+  const Copies<W> copies(w.inner, tile.rows, [&](int row) { return tile.first + row; }, halves);
+  const Sums sums = multiply(Stages<W>{stages}, copies, halves);
   const float scale = matrix_scale(matrix);
-  for_each_row(tile, [&](size_t place, int m, int i) {
+  for_each_pair(sums, tile.rows, [&](int row, int column, const float2 (&two)[2]) {
+    BFloat16* const to = w.parts + size_t(tile.first + row) * p.hidden + first + column;
     UNROLL
-    for (int n = 0; n < kColumnSteps; n++) {
-      const int column = first + half_of(n) * kHalf + row_in_half(n, accumulator_column(0));
-      if (column >= p.hidden) continue;
-      store_pair(&w.parts[place * p.hidden + column], {sums.at[m][n][i] * scale, sums.at[m][n][i + 1] * scale});
+    for (int h = 0; h < 2; h++) {
+      if (column < halves[h].count) store_pair(to + h * kHalf, {two[h].x * scale, two[h].y * scale});
     }
   });
 }
