@@ -58,7 +58,8 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
 #endif
 }
 
-// Four bytes of the eight in `low` and `high`: a nibble of `selector` names one; its top bit repeats the byte's sign over it.
+// Four bytes of the eight in `low` and `high`: a nibble of `selector` names one; its top bit repeats the byte's sign
+// over it.
 __device__ __forceinline__ uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
 #if defined(__CUDACC__)
   uint32_t bytes;

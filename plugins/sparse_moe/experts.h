@@ -13,7 +13,8 @@ __device__ __forceinline__ Matrix<W> gate_up(const SparseMoEParams& p, int exper
   const size_t bytes = matrix * p.inner * p.hidden * 16 / Matrix<W>::kUnit;
   const char* values = static_cast<const char*>(p.gate_up_weight) + bytes;
   if constexpr (Matrix<W>::kUnit == 32) {
-    const auto* groups = static_cast<const uint8_t*>(p.gate_up_group_scale) + matrix * p.inner * (p.hidden / kScaleGroup);
+    const auto* groups = static_cast<const uint8_t*>(p.gate_up_group_scale);
+    groups += matrix * p.inner * (p.hidden / kScaleGroup);
     return {values, p.hidden, groups, load(&p.gate_up_scale_2[matrix])};
   } else if constexpr (Matrix<W>::kUnit == 16) {
     const int down = (p.inner + kScaleBlock - 1) / kScaleBlock, across = (p.hidden + kScaleBlock - 1) / kScaleBlock;
@@ -30,7 +31,8 @@ __device__ __forceinline__ Matrix<W> down(const SparseMoEParams& p, int expert) 
   const char* values = static_cast<const char*>(p.down_weight) + bytes;
   if constexpr (Matrix<W>::kUnit == 32) {
     const auto* groups = static_cast<const uint8_t*>(p.down_group_scale);
-    return {values, p.inner, groups + size_t(expert) * p.hidden * (p.inner / kScaleGroup), load(&p.down_scale_2[expert])};
+    groups += size_t(expert) * p.hidden * (p.inner / kScaleGroup);
+    return {values, p.inner, groups, load(&p.down_scale_2[expert])};
   } else if constexpr (Matrix<W>::kUnit == 16) {
     const int down = (p.hidden + kScaleBlock - 1) / kScaleBlock, across = (p.inner + kScaleBlock - 1) / kScaleBlock;
     return {values, p.inner, p.down_scale + size_t(expert) * down * across};

@@ -6,10 +6,10 @@
 // modulo 2, 4 and 8, and lie in different banks in tiles of every format.
 //
 // A product may take its columns in any order, as long as both operands take the same one. With BF16 weights it is the
-// natural one, and ldmatrix brings the fragments. With codes, a lane has 16 neighbouring columns of its rows, from 16t of
-// a window of 64, and step j of the window's four multiplies its columns 4j … 4j + 3 (those that the product calls 2t,
-// 2t + 1, 2t + 8 and 2t + 9). So a lane reads pieces of 8 or 16 bytes, every code is decoded once in a block, and an NVFP4
-// group is the share of one lane.
+// natural one, and ldmatrix brings the fragments. With codes, a lane has 16 neighbouring columns of its rows, from 16t
+// of a window of 64, and step j of the window's four multiplies its columns 4j … 4j + 3 (those that the product calls
+// 2t, 2t + 1, 2t + 8 and 2t + 9). So a lane reads pieces of 8 or 16 bytes, every code is decoded once in a block, and
+// an NVFP4 group is the share of one lane.
 //
 // What the products multiply is exact in BF16: an E4M3 code has four significant bits; an E2M1 code has two, and times
 // its group's E4M3 scale six. Block scales and matrix scales are floats and multiply sums instead.
@@ -80,7 +80,8 @@ __device__ __forceinline__ Share decode(Window<Float4E2M1> tile, int row, int t,
 
 // A fragments of a window's steps, from rows `row` … + 15; `scales`: of the lane's two rows.
 template <class W>
-__device__ __forceinline__ void load_weights(uint32_t (&a)[kSteps][4], Window<W> tile, int row, const float (&scales)[2]) {
+__device__ __forceinline__ void load_weights(uint32_t (&a)[kSteps][4], Window<W> tile, int row,
+                                             const float (&scales)[2]) {
   const int g = threadIdx.x % kWarpSize / 4, t = threadIdx.x % 4;
   UNROLL
   for (int second = 0; second < 2; second++) {

@@ -1,9 +1,10 @@
-// The form for long steps of BF16 activations, in six launches: pairs of token and expert are sorted by expert (sort.h),
-// an expert's weights are read once for every 64 of its rows, and each token sums what its experts gave, best first.
+// The form for long steps of BF16 activations, in six launches: pairs of token and expert are sorted by expert
+// (sort.h), an expert's weights are read once for every 64 of its rows, and each token sums what its experts gave, best
+// first.
 //
 // The host knows neither how many rows an expert has nor how many tiles there are. Grids are sized for the most that
-// there can be; blocks beyond the last tile return at once. Tiles of one expert are neighbours in the grid, so that they
-// find its weights in the L2 cache.
+// there can be; blocks beyond the last tile return at once. Tiles of one expert are neighbours in the grid, so that
+// they find its weights in the L2 cache.
 //
 // Between the launches lie silu(gate x) * (up x) and every expert's result, in BF16.
 #pragma once

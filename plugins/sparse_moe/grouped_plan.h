@@ -1,8 +1,8 @@
 // The grouped form's memory and its division of work; its launches are in grouped.h.
 //
-// A *pair* is a token and one of its choices. Pairs are sorted by expert, those of one expert by token; a pair's index in
-// this order is its *place*. An expert's places are cut into tiles of up to 64 rows, and a tile is multiplied at once.
-// How many tiles there are is known on the device only: grids are sized for the most that there can be.
+// A *pair* is a token and one of its choices. Pairs are sorted by expert, those of one expert by token; a pair's index
+// in this order is its *place*. An expert's places are cut into tiles of up to 64 rows, and a tile is multiplied at
+// once. How many tiles there are is known on the device only: grids are sized for the most that there can be.
 #pragma once
 
 #include "common/memory.h"

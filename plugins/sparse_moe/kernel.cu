@@ -1,10 +1,11 @@
 // SparseMoE: which form a launch takes, and what it accepts.
 //
-// The form for decoding (per_token.h) reads an expert once for each token that chose it, the grouped one (grouped.h) once
-// for all of them, and moves every pair's intermediate results through memory. A step of up to 16 tokens always takes the
-// first: what a sequence's next token is must not depend on how many others are decoded with it. A longer one takes the
-// form that moves fewer bytes when every expert is as likely as any other: the host does not know the choices. In either
-// form a token's result does not depend on its neighbours; between the two it differs by BF16 rounding.
+// The form for decoding (per_token.h) reads an expert once for each token that chose it, the grouped one (grouped.h)
+// once for all of them, and moves every pair's intermediate results through memory. A step of up to 16 tokens always
+// takes the first: what a sequence's next token is must not depend on how many others are decoded with it. A longer one
+// takes the form that moves fewer bytes when every expert is as likely as any other: the host does not know the
+// choices. In either form a token's result does not depend on its neighbours; between the two it differs by BF16
+// rounding.
 #include "sparse_moe/kernel.h"
 
 #include <cmath>

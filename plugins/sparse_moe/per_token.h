@@ -1,8 +1,8 @@
 // The form for decoding, in two launches: an expert is read once for each token that chose it.
 //
-// `expand_token` computes silu(gate x) * (up x): a warp owns one row of both. Every block routes its token by itself, in
-// one warp, while the others bring x into shared memory: cheaper than a launch. `contract_token` multiplies with the down
-// projections: a warp owns one output and sums over all chosen experts, so that nothing is added atomically.
+// `expand_token` computes silu(gate x) * (up x): a warp owns one row of both. Every block routes its token by itself,
+// in one warp, while the others bring x into shared memory: cheaper than a launch. `contract_token` multiplies with the
+// down projections: a warp owns one output and sums over all chosen experts, so that nothing is added atomically.
 #pragma once
 
 #include "common/math.h"

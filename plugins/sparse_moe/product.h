@@ -1,10 +1,10 @@
-// A tile of rows times 128 rows of an expert's weights, on tensor cores: 64 rows of each of two matrices (gate and up), or
-// of one (down).
+// A tile of rows times 128 rows of an expert's weights, on tensor cores: 64 rows of each of two matrices (gate and up),
+// or of one (down).
 //
 // Four warps, each with 16 weight rows of either half and all rows of the tile, so that a weight is decoded by one lane
-// only. Weights are the A operand, 16 of their rows to a product; the tile's rows are the B operand, 8 to a product, and
-// eights without rows are left out. Windows of 64 columns are copied to shared memory in the background, three of them
-// ahead.
+// only. Weights are the A operand, 16 of their rows to a product; the tile's rows are the B operand, 8 to a product,
+// and eights without rows are left out. Windows of 64 columns are copied to shared memory in the background, three of
+// them ahead.
 //
 // A row's result depends on its own values only: it is the same at every place of every tile.
 #pragma once
@@ -47,8 +47,8 @@ struct Half {
 // A warp has 16 rows of each half, from here on.
 __device__ __forceinline__ int warp_row() { return threadIdx.x / kWarpSize * kMmaRows; }
 
-// What this thread copies of every window: the same 16 bytes of some rows of the tile and of both halves. Worked out once,
-// so that a copy costs an addition and a comparison or two.
+// What this thread copies of every window: the same 16 bytes of some rows of the tile and of both halves. Worked out
+// once, so that a copy costs an addition and a comparison or two.
 template <class W>
 struct Copies {
   static constexpr int kRowUnits = Window<BFloat16>::kUnits, kWeightUnits = Window<W>::kUnits;
@@ -82,20 +82,24 @@ struct Copies {
 
   // Beyond the last column and the last row everything is zero; what is not multiplied is left as it is.
   __device__ __forceinline__ void start(const Stages<W>& stages, int window) const {
-    {
-      const int unit = threadIdx.x % kRowUnits, first = threadIdx.x / kRowUnits;
-      const bool inside = window * kWindow + unit * kChunk < columns;
-      const Window<BFloat16> tile = stages.rows(window);
-      UNROLL
-      for (int i = 0; i < kCopySteps; i++) {
-        if (i * kRows >= row_count) continue;
-        const bool valid = inside && first + i * kRows < row_count;
-        copy_async(tile.at(first + i * kRows, unit * kChunk), rows + window * kRowUnits + row[i], valid ? 16 : 0);
-      }
+    start_rows(stages.rows(window), window);
+    start_weights(stages.weights(window), window);
+  }
+
+  __device__ __forceinline__ void start_rows(Window<BFloat16> tile, int window) const {
+    const int unit = threadIdx.x % kRowUnits, first = threadIdx.x / kRowUnits;
+    const bool inside = window * kWindow + unit * kChunk < columns;
+    UNROLL
+    for (int i = 0; i < kCopySteps; i++) {
+      if (i * kRows >= row_count) continue;
+      const bool valid = inside && first + i * kRows < row_count;
+      copy_async(tile.at(first + i * kRows, unit * kChunk), rows + window * kRowUnits + row[i], valid ? 16 : 0);
     }
+  }
+
+  __device__ __forceinline__ void start_weights(Window<W> tile, int window) const {
     const int unit = threadIdx.x % kWeightUnits, first = threadIdx.x / kWeightUnits;
     const bool inside = window * kWindow + unit * Matrix<W>::kUnit < columns;
-    const Window<W> tile = stages.weights(window);
     const int stride = kWeightRows * (columns / Matrix<W>::kUnit);
     UNROLL
     for (int h = 0; h < 2; h++) {
@@ -179,7 +183,8 @@ __device__ __forceinline__ void fold(Sums& sums, Sums& block, const Scales& scal
   }
 }
 
-// The tile's rows times those of the halves; FP8 sums each block of 128 columns by itself and multiplies the sum by its scale.
+// The tile's rows times those of the halves; FP8 sums each block of 128 columns by itself and multiplies the sum by its
+// scale.
 template <class W>
 __device__ __forceinline__ Sums multiply(const Stages<W>& stages, const Copies<W>& copies, const Half<W> (&halves)[2]) {
   constexpr bool kBlocks = Matrix<W>::kUnit == 16;
@@ -207,8 +212,8 @@ __device__ __forceinline__ Sums multiply(const Stages<W>& stages, const Copies<W
   return sums;
 }
 
-// Calls `use(row, column, two)` for this lane's results: two[h] are those of a row of the tile and of weight rows `column`
-// and `column` + 1 of half h.
+// Calls `use(row, column, two)` for this lane's results: two[h] are those of a row of the tile and of weight rows
+// `column` and `column` + 1 of half h.
 template <class Use>
 __device__ __forceinline__ void for_each_pair(const Sums& sums, int count, Use use) {
   const int g = threadIdx.x % kWarpSize / 4, column = warp_row() + 2 * g;

@@ -1,10 +1,10 @@
 // Sorts pairs of token and choice by expert, in three launches; the same order every time.
 //
-// A group of 32 tokens routes its tokens and counts its pairs for each expert (`route_group`); the counts become those of
-// all groups before (`add_up`); then a pair's place is: all pairs of lower experts, those of its expert in groups before,
-// those of its group's lower tokens (`place_group`). A token takes an expert once, so the last is the number of bits
-// below the token's in the 32-bit set of tokens that took the expert. Atomics only count and set bits: their order does
-// not matter.
+// A group of 32 tokens routes its tokens and counts its pairs for each expert (`route_group`); the counts become those
+// of all groups before (`add_up`); then a pair's place is: all pairs of lower experts, those of its expert in groups
+// before, those of its group's lower tokens (`place_group`). A token takes an expert once, so the last is the number of
+// bits below the token's in the 32-bit set of tokens that took the expert. Atomics only count and set bits: their order
+// does not matter.
 #pragma once
 
 #include "common/reduce.h"
