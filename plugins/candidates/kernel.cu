@@ -57,7 +57,7 @@ __device__ __forceinline__ void load_keys(const T* logits, int size, bool aligne
 
 // grid: (parts, rows)
 template <class T>
-__global__ void __launch_bounds__(kSelectThreads) gather(CandidatesParams p) {
+__global__ void __launch_bounds__(kSelectThreads, 1) gather(CandidatesParams p) {
   SHARED_ARRAY(SelectShared, shared, [1]);
   SHARED_ARRAY(unsigned, keys, [kPart]);
   allow_next_launch();

@@ -12,7 +12,7 @@
 namespace flashnext::sparse_attention {
 
 // grid: (parts, score_steps, batch). Nothing to do for a query that sees no more than one part.
-__global__ void __launch_bounds__(kSelectThreads) choose_in_parts(SparseAttentionParams p, int first) {
+__global__ void __launch_bounds__(kSelectThreads, 1) choose_in_parts(SparseAttentionParams p, int first) {
   SHARED_ARRAY(SelectShared, shared, [1]);
   SHARED_ARRAY(unsigned, keys, [kPartBlocks]);
   allow_next_launch();
@@ -57,7 +57,7 @@ __device__ __forceinline__ void choose_best(const SparseAttentionParams& p, size
 }
 
 // grid: (score_steps, batch)
-__global__ void __launch_bounds__(kSelectThreads) choose(SparseAttentionParams p, int first) {
+__global__ void __launch_bounds__(kSelectThreads, 1) choose(SparseAttentionParams p, int first) {
   SHARED_ARRAY(SelectShared, shared, [1]);
   allow_next_launch();
   wait_for_previous_launch();
