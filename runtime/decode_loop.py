@@ -13,6 +13,7 @@ from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.model_runner import StepBatch, StepOutput
 from flashnext.runtime.outputs import Piece
+from flashnext.runtime.prefix_cache import PrefixCache
 from flashnext.runtime.request import Request
 from flashnext.runtime.scheduler import Scheduler
 from flashnext.runtime.sequence import Sequence as TokenSequence
@@ -35,11 +36,19 @@ class Model(Protocol):
 class DecodeLoop:
     """Runs requests; several callers may take turns, and every step advances all of their requests."""
 
-    def __init__(self, model: Model, scheduler: Scheduler, drafters: Mapping[str, Drafter] | None = None) -> None:
-        """`drafters` by the names that requests call them (`flashnext.runtime.speculation.draft.DRAFTERS`)."""
+    def __init__(
+        self,
+        model: Model,
+        scheduler: Scheduler,
+        drafters: Mapping[str, Drafter] | None = None,
+        cache: PrefixCache | None = None,
+    ) -> None:
+        """`drafters` by the names that requests call them (`flashnext.runtime.speculation.draft.DRAFTERS`); `cache` is
+        told what is worth keeping (the scheduler restores from it)."""
         self._model = model
         self._scheduler = scheduler
         self._drafters = drafters or {}
+        self._cache = cache
         self._requests: dict[TokenSequence, Request] = {}
         self._ngram_context, self._eos = ngram_history(model.manifest)
 
@@ -109,6 +118,8 @@ class DecodeLoop:
         self._scheduler.ran(step)
         self._sample(step, requests, out)
         self._draft(requests, starts, out)
+        if self._cache is not None:
+            self._save_prompts(self._cache, requests, starts)
 
     def _sample(self, step: Step, requests: Sequence[Request], out: StepOutput) -> None:
         end = 0
@@ -121,7 +132,19 @@ class DecodeLoop:
             except Exception as cause:
                 self._fail([request], cause)
             if request.done:
+                if self._cache is not None and request.error is None:
+                    self._cache.save(request.sequence)
                 self.drop(request)
+
+    def _save_prompts(self, cache: PrefixCache, requests: Sequence[Request], starts: Sequence[int]) -> None:
+        """Keep the states at a prompt's end, and at ends of chunks that prompts have in common."""
+        for request, start in zip(requests, starts, strict=True):
+            sequence = request.sequence
+            if not request.done and start < sequence.prompt_length:
+                if sequence.waiting_tokens == 1:
+                    cache.save(sequence)
+                else:
+                    cache.save_chunk(sequence)
 
     def _draft(self, requests: Sequence[Request], starts: Sequence[int], out: StepOutput) -> None:
         """Tell the drafters what was kept of the step, and let them guess what follows."""

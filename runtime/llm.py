@@ -27,13 +27,16 @@ from flashnext.runtime.chat import ChatTemplate, Message
 from flashnext.runtime.decode_loop import DecodeLoop, Watch
 from flashnext.runtime.model_runner import ModelRunner
 from flashnext.runtime.outputs import Piece, RequestOutput
+from flashnext.runtime.prefix_cache import PrefixCache
 from flashnext.runtime.request import Request, check_prompt
 from flashnext.runtime.sampling_params import SamplingParams
 from flashnext.runtime.scheduler import Scheduler
+from flashnext.runtime.sequence import Sequence as TokenSequence
 from flashnext.runtime.speculation import drafters_of
 from flashnext.runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+MOST_BYTES = 1 << 50
 
 
 class LLM:
@@ -46,6 +49,7 @@ class LLM:
         threads: threads of the engine; its own choice when None.
         prefill_chunk: most tokens of a prompt that are run in one step.
         max_batch: most sequences at once; as many as the bundle has slots when None.
+        prefix_cache_bytes: memory for states of prompts, which prompts that start the same begin with (0: off).
 
     Raises:
         FlashNextError: a bundle, checkpoint, engine or option that cannot be used, in one sentence.
@@ -59,17 +63,22 @@ class LLM:
         threads: int | None = None,
         prefill_chunk: int = 512,
         max_batch: int | None = None,
+        prefix_cache_bytes: int = 0,
     ) -> None:
         manifest = Manifest.read(bundle)
         for name, value in (("threads", threads), ("prefill_chunk", prefill_chunk), ("max_batch", max_batch)):
             _check_count(name, value)
-        self._scheduler = Scheduler(manifest.slots, manifest.window, prefill_chunk, max_batch)
+        if prefix_cache_bytes != 0:
+            _check_count("prefix_cache_bytes", prefix_cache_bytes, MOST_BYTES)
+        self._scheduler = Scheduler(manifest.slots, manifest.window, prefill_chunk, max_batch, self._restore)
         self._prefill_chunk = prefill_chunk
         self.tokenizer = Tokenizer.open(Path(bundle))
         self._chat_template = ChatTemplate.open(Path(bundle))
         self._runner: ModelRunner | None = ModelRunner.open(bundle, engine, checkpoint, threads)
         self.manifest = self._runner.manifest
-        self._loop = DecodeLoop(self._runner, self._scheduler, drafters_of(self._runner))
+        block = self.manifest.config.indexer_compress_ratio
+        self._cache = PrefixCache(self._runner.states, block, prefix_cache_bytes)
+        self._loop = DecodeLoop(self._runner, self._scheduler, drafters_of(self._runner), self._cache)
 
     # --- generating ------------------------------
 
@@ -148,6 +157,7 @@ class LLM:
         self._loop.close()
         if self._runner is not None:
             self._runner.close()
+            self._cache.clear()
         self._runner = None
 
     def __enter__(self) -> LLM:
@@ -157,6 +167,9 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _restore(self, sequence: TokenSequence) -> None:
+        self._cache.restore(sequence)
 
     def _open_runner(self) -> ModelRunner:
         if self._runner is None:
@@ -171,8 +184,8 @@ class LLM:
         return Request(self.manifest, self.tokenizer.encode(prompt), params, self.tokenizer, prompt)
 
 
-def _check_count(name: str, value: Any) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31):
+def _check_count(name: str, value: Any, most: int = (1 << 31) - 1) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
         raise RequestError(f"{name} = {value!r:.80} must be a whole number from 1, or be left out.")
 
 

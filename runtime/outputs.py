@@ -60,6 +60,8 @@ class RequestOutput:
     logprobs: list[dict[int, Logprob]] | None
     timings: Timings
     drafts: DraftCounts = DraftCounts()
+    cached_tokens: int = 0
+    """Tokens of the prompt that were not run, because their states were known."""
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class Request:
         self._max_tokens = _max_tokens(manifest, self.sequence.prompt_length, params)
         self._stops = _stop_tokens(manifest, params)
         self._draft_length = _draft_length(manifest, params)
+        self.sequence.drafted = not self._draft_length.off and params.drafter != "prompt-lookup"
         self._verifications = 0
         if params.min_tokens and len(self._stops) == manifest.config.vocab_size:
             raise RequestError("Every token of the vocabulary is a stop token, so min_tokens must be 0.")
@@ -160,6 +161,7 @@ class Request:
             text="".join(self._text),
             finish_reason=self.finish_reason or "",
             logprobs=self._logprobs,
+            cached_tokens=self.sequence.cached,
             drafts=DraftCounts(self._draft_length.proposed, self._draft_length.kept, self._verifications),
             timings=Timings(self._admitted, self._first_token, self._finished, self.sequence.output_length),
         )

@@ -10,7 +10,7 @@ its whole length. Drafts ride with the decode batch; a step is as wide as its lo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flashnext.export.errors import RequestError
@@ -25,9 +25,17 @@ class Scheduler:
         window: tokens that a step may leave pending (the bundle's W).
         prefill_chunk: most tokens of a prompt in one step.
         max_batch: most sequences at once (all slots when None).
+        on_admit: told of each sequence that has got a slot, before its first step.
     """
 
-    def __init__(self, slots: int, window: int, prefill_chunk: int = 512, max_batch: int | None = None) -> None:
+    def __init__(
+        self,
+        slots: int,
+        window: int,
+        prefill_chunk: int = 512,
+        max_batch: int | None = None,
+        on_admit: Callable[[Sequence], object] = lambda sequence: None,
+    ) -> None:
         if prefill_chunk < 1:
             raise RequestError(f"prefill_chunk = {prefill_chunk}; a chunk needs at least 1 token.")
         if max_batch is not None and not 1 <= max_batch <= slots:
@@ -37,6 +45,7 @@ class Scheduler:
             )
         self._window = window
         self._chunk = prefill_chunk
+        self._on_admit = on_admit
         self._free = list(range(max_batch or slots))[::-1]
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -106,3 +115,4 @@ class Scheduler:
             sequence = self._waiting.popleft()
             sequence.slot = self._free.pop()
             self._running.append(sequence)
+            self._on_admit(sequence)

@@ -32,6 +32,10 @@ class Sequence:
     drafts: list[Draft] = field(default_factory=list)
     fed: int = 0
     """Positions that the draft layer has seen with their true states."""
+    drafted: bool = False
+    """Whether the draft layer guesses for it, and so has to have seen all that was run."""
+    cached: int = 0
+    """Tokens whose states came from the prefix cache."""
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
