@@ -101,6 +101,29 @@ __device__ __forceinline__ void store_four(float* pointer, float4 values) {
   *reinterpret_cast<float4*>(pointer) = values;
 }
 
+__device__ __forceinline__ float4 load_four(const Float32* pointer) {
+  return load_four(reinterpret_cast<const float*>(pointer));
+}
+
+__device__ __forceinline__ void store_four(Float32* pointer, float4 values) {
+  store_four(reinterpret_cast<float*>(pointer), values);
+}
+
+__device__ __forceinline__ float4 load_four(const BFloat16* pointer) {
+  NOTE_LOAD(pointer, sizeof(uint2));
+  const uint2 bits = *reinterpret_cast<const uint2*>(pointer);
+  return make_float4(__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xFFFF0000u), __uint_as_float(bits.y << 16),
+                     __uint_as_float(bits.y & 0xFFFF0000u));
+}
+
+__device__ __forceinline__ void store_four(BFloat16* pointer, float4 values) {
+  NOTE_STORE(pointer, sizeof(uint2));
+  uint2 bits;
+  bits.x = from_float<BFloat16>(values.x).bits | uint32_t(from_float<BFloat16>(values.y).bits) << 16;
+  bits.y = from_float<BFloat16>(values.z).bits | uint32_t(from_float<BFloat16>(values.w).bits) << 16;
+  *reinterpret_cast<uint2*>(pointer) = bits;
+}
+
 // --- eight values, as they lie in memory -------------------------------------------------------------
 
 // Kept packed between the load and the use, so that many loads in flight take few registers.

@@ -21,6 +21,7 @@
   extern __shared__ __align__(1024) unsigned char shared_memory[]; \
   type* const name = reinterpret_cast<type*>(shared_memory)
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")  // where the loads of many rounds at once would take too many registers
 #define CALL_SITE
 #define ONLY_CALL_SITE
 
@@ -40,6 +41,12 @@ __device__ __forceinline__ void allow_next_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// The same value, but what is made from it inside a loop is made anew in every round, not kept in registers throughout.
+__device__ __forceinline__ int anew(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
 }
 
 inline Status cuda_status(cudaError_t error) {
@@ -84,6 +91,7 @@ Status launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t share
   static const ::simt::SharedArray registered_##name(name, sizeof name)
 #define SHARED_MEMORY(type, name) type* const name = static_cast<type*>(::simt::dynamic_shared())
 #define UNROLL
+#define NO_UNROLL
 // A defaulted last parameter: from where in the kernel a collective is called.
 #define CALL_SITE , SIMT_LOCATION
 #define ONLY_CALL_SITE SIMT_LOCATION
@@ -92,6 +100,7 @@ namespace flashnext {
 
 inline void wait_for_previous_launch() {}
 inline void allow_next_launch() {}
+inline int anew(int value) { return value; }
 
 template <class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, void*,

@@ -8,6 +8,9 @@
 #include "gated_delta_net/kernel.h"
 
 #include "abi.h"
+#include "gated_delta_net/chunk_finish.h"
+#include "gated_delta_net/chunk_local.h"
+#include "gated_delta_net/chunk_state.h"
 #include "gated_delta_net/recurrence.h"
 
 namespace flashnext {
@@ -19,22 +22,6 @@ constexpr int kMaxThreads = kMaxDim / kWarpColumns * kWarpSize;
 // Whether the ring has room for the new inputs beside those that other blocks still read.
 __device__ __host__ inline bool ring_has_room(const GatedDeltaNetParams& p) {
   return p.ring >= p.steps + p.width - 1;
-}
-
-template <class T>
-__device__ __forceinline__ void keep_conv_input(const GatedDeltaNetParams& p, const Head& head, int token, int channel) {
-  const size_t place = (size_t(head.slot) * p.ring + (head.past + token) % p.ring) * p.channels + channel;
-  store(static_cast<T*>(p.conv_state) + place, conv_input<T>(p, head, head.past + token, channel));
-}
-
-// The step's inputs go into the ring: v by every block, q and k by the first of the key head's.
-template <class T>
-__device__ __forceinline__ void keep_conv_inputs(const GatedDeltaNetParams& p, const Head& head) {
-  for (int t = 0; t < head.count; t++) {
-    for (int i = threadIdx.x; i < 2 * p.key_dim + p.value_dim; i += blockDim.x) {
-      if (i >= 2 * p.key_dim || head.first_of_key()) keep_conv_input<T>(p, head, t, channel_of(p, head, i));
-    }
-  }
 }
 
 // True in all threads of the last block of the key head to get here.
@@ -91,22 +78,22 @@ __device__ __forceinline__ void clear_outputs(const GatedDeltaNetParams& p, cons
   }
 }
 
-template <class T, int Slices>
+template <class T, class U, int Slices>
 __global__ void __launch_bounds__(kMaxThreads, 1) step(GatedDeltaNetParams p) {
   SHARED_ARRAY(Staged, staged, [1]);
   SHARED_ARRAY(float, y, [kTile][kMaxDim]);
   SHARED_ARRAY(int, ticket, [1]);
   allow_next_launch();
   wait_for_previous_launch();
-  const Head head = this_head(p);
+  const Head head = head_of(p, blockIdx.x, blockIdx.y);
   clear_outputs<T>(p, head);
   if (head.count == 0) return;
   const bool stays_pending = p.steps <= p.window;
   State<Slices> state;
-  load_state(p, head, state);
+  load_state<U>(p, head, state);
   commit_pending(p, head, *staged, state);
   // Nothing accepted: the memory holds this state already.
-  if (stays_pending && (head.kept > 0 || head.past == 0)) store_state(p, head, state);
+  if (stays_pending && (head.kept > 0 || head.past == 0)) store_state<U>(p, head, state);
   const bool keeps_key = stays_pending && last_of_key(p, head, ticket);
   for (int first = 0; first < head.count; first += kTile) {
     const int count = min(kTile, head.count - first);
@@ -127,8 +114,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) step(GatedDeltaNetParams p) {
     __syncthreads();
     write_outputs<T>(p, head, first, count, y);
   }
-  if (!stays_pending) store_state(p, head, state);
-  if (ring_has_room(p)) keep_conv_inputs<T>(p, head);
+  if (!stays_pending) store_state<U>(p, head, state);
+  if (ring_has_room(p)) keep_conv_inputs<T>(p, head, 0);
 }
 
 // The ring's part of a long step, once nobody reads the old inputs any more: its last `ring` tokens.
@@ -147,18 +134,46 @@ __global__ void __launch_bounds__(256) keep_ring(GatedDeltaNetParams p) {
 
 // --- launch -----------------------------------------------------------------------------------------
 
-template <class T, int Slices>
-Status launch_step(const GatedDeltaNetParams& p) {
+// Whether a step goes by chunks. Channels come eight at a time there.
+bool by_chunks(const GatedDeltaNetParams& p) {
+  return p.T == kBFloat16 && p.steps > p.window && p.key_dim % kChunk == 0;
+}
+
+template <class U, int Dk>
+Status launch_chunks(const GatedDeltaNetParams& p) {
+  const dim3 chunks(chunk_count(p), p.key_heads, p.batch);
+  Status status = launch(chunk_local<Dk>, chunks, dim3(kLocalThreads), local_shared_bytes<Dk>(), p.stream, p);
+  if (!status) return status;
+  const dim3 heads(p.value_heads * ((p.value_dim + kBlockValues - 1) / kBlockValues), p.batch);
+  status = launch(chunk_state<U, Dk>, heads, dim3(kStateThreads), Operands<Dk>::bytes(), p.stream, p);
+  if (!status) return status;
+  const dim3 finish((p.steps * p.value_heads + kFinishHeads - 1) / kFinishHeads, p.batch);
+  return launch(chunk_finish, finish, dim3(kFinishThreads), 0, p.stream, p);
+}
+
+template <class T, class U, int Slices>
+Status launch_tokens(const GatedDeltaNetParams& p) {
+  if (!p.tickets) return rejected("GatedDeltaNet: tickets must be an array of zeros");
   const dim3 threads(p.value_dim / kWarpColumns * kWarpSize);
-  const Status status = launch(step<T, Slices>, dim3(p.value_heads, p.batch), threads, 0, p.stream, p);
+  const Status status = launch(step<T, U, Slices>, dim3(p.value_heads, p.batch), threads, 0, p.stream, p);
   if (!status || ring_has_room(p)) return status;
   const dim3 grid((p.channels + 255) / 256, p.ring < p.steps ? p.ring : p.steps, p.batch);
   return launch(keep_ring<T>, grid, dim3(256), 0, p.stream, p);
 }
 
-template <class T>
+template <class T, class U>
 Status launch_format(const GatedDeltaNetParams& p) {
-  return p.key_dim <= 2 * kRowLanes ? launch_step<T, 2>(p) : launch_step<T, kMaxDim / kRowLanes>(p);
+  const bool small = p.key_dim <= kSmallKey;
+  if (by_chunks(p)) return small ? launch_chunks<U, kSmallKey>(p) : launch_chunks<U, kMaxDim>(p);
+  constexpr int kSmallSlices = kSmallKey / kRowLanes, kSlices = kMaxDim / kRowLanes;
+  return small ? launch_tokens<T, U, kSmallSlices>(p) : launch_tokens<T, U, kSlices>(p);
+}
+
+template <class T>
+Status launch_state_format(const GatedDeltaNetParams& p) {
+  if (p.U == kFloat32) return launch_format<T, Float32>(p);
+  if (p.U == kBFloat16) return launch_format<T, BFloat16>(p);
+  return rejected("GatedDeltaNet: no kernel for a state in this format");
 }
 
 Status check(const GatedDeltaNetParams& p) {
@@ -177,20 +192,23 @@ Status check(const GatedDeltaNetParams& p) {
   if (p.pending_columns != p.key_heads * p.key_dim + p.value_heads * (p.value_dim + 2)) {
     return rejected("GatedDeltaNet: pending_state must have K*Dk + V*Dv + 2*V columns");
   }
-  if (!p.tickets) return rejected("GatedDeltaNet: tickets must be an array of zeros");
   return {};
 }
 
 }  // namespace
 }  // namespace gated_delta_net
 
-int64_t workspace_bytes(const GatedDeltaNetParams&) { return 0; }
+int64_t workspace_bytes(const GatedDeltaNetParams& p) {
+  int64_t bytes = 0;
+  if (gated_delta_net::by_chunks(p)) gated_delta_net::workspace_of(p, &bytes);
+  return bytes;
+}
 
 Status launch(const GatedDeltaNetParams& p) {
   const Status status = gated_delta_net::check(p);
   if (!status || p.batch == 0 || p.steps == 0) return status;
-  if (p.T == kFloat32) return gated_delta_net::launch_format<Float32>(p);
-  if (p.T == kBFloat16) return gated_delta_net::launch_format<BFloat16>(p);
+  if (p.T == kFloat32) return gated_delta_net::launch_state_format<Float32>(p);
+  if (p.T == kBFloat16) return gated_delta_net::launch_state_format<BFloat16>(p);
   return rejected("GatedDeltaNet: no kernel for this format");
 }
 

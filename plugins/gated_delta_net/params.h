@@ -20,7 +20,7 @@ struct GatedDeltaNetParams {
   const int32_t* accepted;   // [batch] int32
   const int32_t* new_len;    // [batch] int32
   void* conv_state;          // [rows, ring, channels] T
-  float* recurrent_state;    // [rows, value_heads, key_dim, value_dim] float32
+  void* recurrent_state;     // [rows, value_heads, key_dim, value_dim] U
   float* pending_state;      // [rows, window, pending_columns] float32
   void* y;                   // [batch, steps, value_heads*value_dim] T
 
@@ -42,6 +42,7 @@ struct GatedDeltaNetParams {
   int32_t window;           // size
   int32_t pending_columns;  // size
   int32_t T;                // format
+  int32_t U;                // format
   int32_t silu_gate;        // attribute
   float eps;                // attribute
 };

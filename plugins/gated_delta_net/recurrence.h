@@ -30,18 +30,18 @@ __device__ __forceinline__ int state_column() {
   return threadIdx.x / kWarpSize * kWarpColumns + lane % (kWarpColumns / kLaneColumns) * kLaneColumns;
 }
 
-__device__ __forceinline__ float* state_place(const GatedDeltaNetParams& p, const Head& head, int row) {
-  const size_t matrix = size_t(head.slot) * p.value_heads + head.value_head;
-  return p.recurrent_state + (matrix * p.key_dim + row) * p.value_dim + state_column();
+template <class U>
+__device__ __forceinline__ U* state_place(const GatedDeltaNetParams& p, const Head& head, int row) {
+  return state_of<U>(p, head) + size_t(row) * p.value_dim + state_column();
 }
 
-template <int Slices>
+template <class U, int Slices>
 __device__ __forceinline__ void load_state(const GatedDeltaNetParams& p, const Head& head, State<Slices>& state) {
   const bool fresh = head.past <= head.kept;  // nothing was committed before the pending tokens
   UNROLL
   for (int i = 0; i < Slices; i++) {
     float4 values = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (!fresh && state_row(i) < p.key_dim) values = load_four(state_place(p, head, state_row(i)));
+    if (!fresh && state_row(i) < p.key_dim) values = load_four(state_place<U>(p, head, state_row(i)));
     state.at[i][0] = values.x;
     state.at[i][1] = values.y;
     state.at[i][2] = values.z;
@@ -49,13 +49,13 @@ __device__ __forceinline__ void load_state(const GatedDeltaNetParams& p, const H
   }
 }
 
-template <int Slices>
+template <class U, int Slices>
 __device__ __forceinline__ void store_state(const GatedDeltaNetParams& p, const Head& head, const State<Slices>& state) {
   UNROLL
   for (int i = 0; i < Slices; i++) {
     if (state_row(i) >= p.key_dim) continue;
     const float* s = state.at[i];
-    store_four(state_place(p, head, state_row(i)), make_float4(s[0], s[1], s[2], s[3]));
+    store_four(state_place<U>(p, head, state_row(i)), make_float4(s[0], s[1], s[2], s[3]));
   }
 }
 

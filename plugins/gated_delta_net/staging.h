@@ -31,10 +31,10 @@ struct Head {
   __device__ bool first_of_key() const { return value_head % heads_per_key == 0; }
 };
 
-__device__ __forceinline__ Head this_head(const GatedDeltaNetParams& p) {
+__device__ __forceinline__ Head head_of(const GatedDeltaNetParams& p, int value_head, int row) {
   Head head;
-  head.value_head = blockIdx.x;
-  head.row = blockIdx.y;
+  head.value_head = value_head;
+  head.row = row;
   head.heads_per_key = p.value_heads / p.key_heads;
   head.key_head = head.value_head / head.heads_per_key;
   head.slot = load(&p.slots[head.row]);
@@ -42,6 +42,13 @@ __device__ __forceinline__ Head this_head(const GatedDeltaNetParams& p) {
   head.kept = load(&p.accepted[head.row]);
   head.count = load(&p.new_len[head.row]);
   return head;
+}
+
+// S of the head, [key_dim, value_dim].
+template <class U>
+__device__ __forceinline__ U* state_of(const GatedDeltaNetParams& p, const Head& head) {
+  const size_t matrix = size_t(head.slot) * p.value_heads + head.value_head;
+  return static_cast<U*>(p.recurrent_state) + matrix * p.key_dim * p.value_dim;
 }
 
 // Channel of qkv of this block's i-th channel: its q, its k, its v.
@@ -63,6 +70,22 @@ __device__ __forceinline__ const T* conv_row(const GatedDeltaNetParams& p, const
 template <class T>
 __device__ __forceinline__ float conv_input(const GatedDeltaNetParams& p, const Head& head, int position, int channel) {
   return position < 0 ? 0.0f : load(conv_row<T>(p, head, position) + channel);
+}
+
+template <class T>
+__device__ __forceinline__ void keep_conv_input(const GatedDeltaNetParams& p, const Head& head, int token, int channel) {
+  const size_t place = (size_t(head.slot) * p.ring + (head.past + token) % p.ring) * p.channels + channel;
+  store(static_cast<T*>(p.conv_state) + place, conv_input<T>(p, head, head.past + token, channel));
+}
+
+// The step's inputs, from its token `first` on, go into the ring: v by every value head, q and k by the key head's first.
+template <class T>
+__device__ __forceinline__ void keep_conv_inputs(const GatedDeltaNetParams& p, const Head& head, int first) {
+  for (int t = first; t < head.count; t++) {
+    for (int i = threadIdx.x; i < 2 * p.key_dim + p.value_dim; i += blockDim.x) {
+      if (i >= 2 * p.key_dim || head.first_of_key()) keep_conv_input<T>(p, head, t, channel_of(p, head, i));
+    }
+  }
 }
 
 // Tokens first … first + count - 1 of the step, convolved, not yet normalised.

@@ -38,12 +38,16 @@ def gated_delta_net_case(
     window: int = 4,
     ring: int = 0,
     dtype: torch.dtype = torch.float32,
+    state: torch.dtype = torch.float32,
     gate: str = "sigmoid",
     keys: str = "free",
     decay: str = "normal",
     seed: int = 0,
 ) -> Case:
-    """`keys`: "free", or "equal" for all tokens; `decay`: "normal", "strong" (to nothing, here and there) or "none"."""
+    """`keys`: "free", "near" (almost parallel) or "equal" for all tokens, the last two with beta at 1.
+
+    `decay`: "normal", "strong" (to nothing, here and there), "infinite" (likewise), "long" or "none".
+    """
     g = torch.Generator().manual_seed(seed)
     batch, slots = len(rows), len(rows) + 2
     channels, columns = 2 * key_heads * key_dim + value_heads * value_dim, value_heads * value_dim
@@ -58,16 +62,17 @@ def gated_delta_net_case(
         "norm_weight": 1 + normal(g, value_dim, scale=0.2),
         **_rows(g, rows, slots),
         "conv_state": normal(g, slots + 1, ring or window + width - 1, channels, dtype=dtype),
-        "recurrent_state": normal(g, slots + 1, value_heads, key_dim, value_dim, scale=0.3),
+        "recurrent_state": normal(g, slots + 1, value_heads, key_dim, value_dim, dtype=state, scale=0.3),
         "pending_state": _pending(g, slots + 1, window, key_heads, value_heads, key_dim, value_dim),
     }
-    _make_extreme(g, values, keys, decay)
+    _make_extreme(g, values, 2 * key_heads * key_dim, keys, decay)
     _make_dirty(values, rows)
     expected, ignored = _expected(values, steps, window, key_heads, gate)
     values |= {"y": poisoned(batch, steps, columns, dtype=dtype), "eps": 1e-6, "silu_gate": int(gate == "silu")}
     values |= {"key_heads": key_heads, "tickets": torch.zeros(batch, key_heads, dtype=torch.int32)}
     expected["tickets"] = values["tickets"].clone()
-    return Case("gated_delta_net", values, expected, ignored)
+    by_chunks = dtype == torch.bfloat16 and steps > window
+    return Case("gated_delta_net", values, expected, ignored, frozenset({"recurrent_state"} if by_chunks else ()))
 
 
 def _rows(g: torch.Generator, rows: Sequence[Row], slots: int) -> dict[str, Tensor]:
@@ -90,14 +95,20 @@ def _pending(g: torch.Generator, rows: int, window: int, K: int, V: int, Dk: int
     return torch.cat([k, v, decay, torch.rand(rows, window, V, generator=g)], -1)
 
 
-def _make_extreme(g: torch.Generator, values: dict[str, Any], keys: str, decay: str) -> None:
-    if keys == "equal":  # what a product form of the chunk's inverse fails on
-        values["qkv"][:] = values["qkv"][:1, :1]
+def _make_extreme(g: torch.Generator, values: dict[str, Any], keys: int, kind: str, decay: str) -> None:
+    """`keys`: the first channels, q's and k's."""
+    qkv, a = values["qkv"], values["a"]
+    if kind != "free":
         values["b"] += 20
-    if decay == "strong":
-        values["a"][torch.rand(values["a"].shape, generator=g) < 0.3] += 1e4
-    if decay == "none":
-        values["a"] -= 30
+    if kind == "equal":  # what a product form of the chunk's inverse fails on
+        qkv[:] = qkv[:1, :1]
+    if kind == "near":  # where rounded keys fail
+        half = qkv[..., keys // 2 : keys]
+        half[:] = half[:1, :1] + 0.05 * torch.randn(half.shape, generator=g)
+    if decay in ("strong", "infinite"):
+        a[torch.rand(a.shape, generator=g) < 0.3] += 1e4 if decay == "strong" else 3e38
+    if decay in ("long", "none"):
+        a -= 7 if decay == "long" else 30
 
 
 def _make_dirty(values: dict[str, Any], rows: Sequence[Row]) -> None:

@@ -32,6 +32,7 @@ def rows(draw: st.DrawFn, steps: int) -> list[Row]:
     data=st.data(),
     steps=st.sampled_from([1, 2, 4, 5, 8, 9, 19]),
     dtype=st.sampled_from([F32, BF16]),
+    state=st.sampled_from([F32, BF16]),
     heads=st.sampled_from([(1, 1), (2, 4), (1, 3)]),
     key_dim=st.sampled_from([8, 16, 24, 40, 128]),
     value_dim=st.sampled_from([8, 16, 40, 128]),
@@ -46,6 +47,7 @@ def test_random_steps(
     data: st.DataObject,
     steps: int,
     dtype: torch.dtype,
+    state: torch.dtype,
     heads: tuple[int, int],
     key_dim: int,
     value_dim: int,
@@ -57,15 +59,19 @@ def test_random_steps(
 ) -> None:
     sizes = {"key_heads": heads[0], "value_heads": heads[1], "key_dim": key_dim, "value_dim": value_dim, "width": width}
     case = gated_delta_net_case(
-        data.draw(rows(steps)), steps, **sizes, dtype=dtype, gate=gate, keys=keys, decay=decay, seed=seed
+        data.draw(rows(steps)), steps, **sizes, dtype=dtype, state=state, gate=gate, keys=keys, decay=decay, seed=seed
     )
     case.check(kernels)
 
 
 @pytest.mark.parametrize("accepted", range(WINDOW + 1))
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_every_number_of_accepted_tokens(kernels: HostKernels, accepted: int, dtype: torch.dtype) -> None:
-    gated_delta_net_case([Row(10, accepted, 3), Row(accepted, accepted, 4)], 4, **SMALL, dtype=dtype).check(kernels)
+@pytest.mark.parametrize("state", [F32, BF16])
+def test_every_number_of_accepted_tokens(
+    kernels: HostKernels, accepted: int, dtype: torch.dtype, state: torch.dtype
+) -> None:
+    rows = [Row(10, accepted, 3), Row(accepted, accepted, 4)]
+    gated_delta_net_case(rows, 4, **SMALL, dtype=dtype, state=state).check(kernels)
 
 
 @pytest.mark.parametrize("steps", [WINDOW + 1, 8, 9, 40])
@@ -100,8 +106,9 @@ def test_a_sequence_does_not_depend_on_its_neighbours(kernels: HostKernels) -> N
     assert_same_bits({"y": alone["y"]}, {"y": together["y"][2:].contiguous()})
 
 
-def test_official_sizes_move_every_byte_once(kernels: HostKernels) -> None:
-    case = gated_delta_net_case([Row(20, 1, 1)], 1, **OFFICIAL, dtype=BF16, window=1)
+@pytest.mark.parametrize("state", [F32, BF16])
+def test_official_sizes_move_every_byte_once(kernels: HostKernels, state: torch.dtype) -> None:
+    case = gated_delta_net_case([Row(20, 1, 1)], 1, **OFFICIAL, dtype=BF16, state=state, window=1)
     report = case.check(kernels, Execution(watch="sectors"))
     whole = sum(case.values[n].nbytes for n in ("qkv", "z", "a", "b", "conv_weight", "A_log", "dt_bias", "y"))
     slot = sum(case.values[n][0].nbytes for n in ("conv_state", "recurrent_state", "pending_state"))

@@ -28,6 +28,9 @@ NGRAM = {"branches": 2, "hidden": 24, "width": 4, "dilation": 3}
 CASES: dict[str, Callable[[], Case]] = {
     "candidates": lambda: candidates_case(rows=2, vocabulary=5000, count=9, dtype=BF16),
     "gated_delta_net": lambda: gated_delta_net_case([Row(20, 3, 2), Row(2, 2, 1)], 2, **SMALL, dtype=BF16),
+    "gated_delta_net, long step": lambda: gated_delta_net_case(
+        [Row(20, 3, 66), Row(2, 2, 5)], 66, **SMALL | {"key_heads": 1, "value_heads": 2}, dtype=BF16
+    ),
     "gated_residual": lambda: gated_residual_case("pending", tokens=2, branches=3, hidden=40, rank=24, dtype=BF16),
     "gated_residual, long": lambda: gated_residual_case(
         "pending", tokens=66, branches=3, hidden=40, rank=24, dtype=BF16, state="dynamic", fp8_weights=True

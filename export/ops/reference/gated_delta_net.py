@@ -1,6 +1,6 @@
 """GatedDeltaNet: causal convolution, commit of the accepted pending tokens, gated delta rule, gated RMSNorm.
 
-Per value head, with S [Dk, Dv] in float32:
+Per value head, with S [Dk, Dv] in float32 (stored BF16 if the state is: rounded once per step):
 
     S <- exp(g) * S;  e = v - S^T k;  S <- S + beta * k e^T;  y = S^T q
 
@@ -51,14 +51,14 @@ def default(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     steps, window = qkv.shape[1], pending_state.shape[1]
     _, heads, key_dim, value_dim = recurrent_state.shape
-    y = torch.zeros(*z.shape[:2], heads, value_dim, dtype=recurrent_state.dtype)
+    y = torch.zeros(*z.shape[:2], heads, value_dim, dtype=wide(recurrent_state[:0]).dtype)
     decay = -wide(A_log).exp() * functional.softplus(wide(a) + wide(dt_bias))
     beta = torch.sigmoid(wide(b))
     rows = zip(slots.tolist(), past_len.tolist(), accepted.tolist(), new_len.tolist(), strict=True)
     for row, (slot, past, kept, new) in enumerate(rows):
         if new == 0:
             continue
-        state = recurrent_state[slot] if past > kept else torch.zeros_like(recurrent_state[slot])
+        state = wide(recurrent_state[slot]) if past > kept else torch.zeros_like(wide(recurrent_state[slot]))
         for k, v, g, bt in zip(*_unpack(pending_state[slot, :kept], key_heads, heads, key_dim, value_dim), strict=True):
             state = delta_step(state, _per_value_head(k, heads), v, g, bt)
         q, k, v = _convolved(qkv[row, :new], conv_state[slot], past, conv_weight, key_heads, key_dim, heads)
