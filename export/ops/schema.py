@@ -124,9 +124,10 @@ NGRAM_INJECTION = Op(
 
 # --- GatedDeltaNet --------------------------------------------------------------------------------
 
+STATE = ("float32", "bfloat16")
 GDN_STATES = (
     Port("conv_state", "T", ("P", "Q", "2*K*Dk+V*Dv"), "conv inputs in a ring: position p is in row p mod Q"),
-    Port("recurrent_state", "float32", ("P", "V", "Dk", "Dv"), "S after the committed tokens"),
+    Port("recurrent_state", "U", ("P", "V", "Dk", "Dv"), "S after the committed tokens"),
     Port(
         "pending_state",
         "float32",
@@ -143,7 +144,7 @@ GATED_DELTA_NET = Op(
         Attribute("key_heads", "int", "each serves V/K consecutive value heads", "K"),
         Attribute("gate", "string", "activation of the output gate: sigmoid or silu"),
     ),
-    type_variables={"T": ACTIVATION},
+    type_variables={"T": ACTIVATION, "U": STATE},
     forms=(
         Form(
             "default",

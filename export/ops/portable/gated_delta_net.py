@@ -43,7 +43,8 @@ def build(c: Context) -> dict[str, Value]:
     q, new, conv_state = _project(c, rows)
     accepted = (rows.new > 0).where(c["accepted"].cast("int64"), 0)
     fresh = (rows.past <= accepted).reshape(-1, 1, 1, 1, 1)
-    held = c["recurrent_state"].gather(rows.slot, 0).reshape(0, s["K"], s["V"] // s["K"], s["Dk"], s["Dv"])
+    stored = c["recurrent_state"].gather(rows.slot, 0)
+    held = stored.cast(FLOAT).reshape(0, s["K"], s["V"] // s["K"], s["Dk"], s["Dv"])
     start = fresh.where(0.0, held)
     packed = c["pending_state"].gather(rows.slot, 0)
     pending = _unpack(c, packed).only(_before(c, s["W"], accepted))
@@ -56,7 +57,7 @@ def build(c: Context) -> dict[str, Value]:
     return {
         "y": _gate(c, y).cast(c.dtypes["T"]),
         "conv_state_out": conv_state,
-        "recurrent_state_out": common.write_slots(c["recurrent_state"], rows.slot, state),
+        "recurrent_state_out": common.write_slots(c["recurrent_state"], rows.slot, state.cast(c.dtypes["U"])),
         "pending_state_out": common.write_slots(c["pending_state"], rows.slot, kept),
     }
 
