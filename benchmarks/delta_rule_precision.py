@@ -3,10 +3,10 @@
     python benchmarks/delta_rule_precision.py                    # a minute; no GPU
     python benchmarks/delta_rule_precision.py --tokens 4096
 
-The rule over chunks of 64 tokens as the kernels compute it (plugins/gated_delta_net/chunks.h), one head of 128 x 128, in
-float64 but for what is rounded: every stored result to float, every operand of a product to one BF16 number or to the sum
-of two. Against the rule token by token in float64. Prints the error of the normalised outputs, relative to their norm, and
-the worst element in BF16 steps of its row's largest value; ends with one JSON line.
+The rule over chunks of 64 tokens as plugins/gated_delta_net/chunks.h has it, one head of 128 x 128, in float64 but for
+what is rounded: every result to float, every operand of a product to one BF16 number or to the sum of two.
+Compared with the rule token by token in float64. Prints the error of the normalised outputs, relative to their norm, and
+the worst element in BF16 steps of its row's largest value; ends with one JSON line, which has the states' errors too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from torch import Tensor
 DIM, CHUNK, EPS = 128, 64, 1e-6
 OPERANDS = ("q", "k", "S", "T", "X", "P", "N")
 TWO = dict.fromkeys(OPERANDS, 2)
-KERNEL = TWO | {"v": 1}
-"""BF16 numbers for each operand. The kernels' S is two in q S, and one in k S ("S in k S")."""
+ALL_BUT_V = TWO | {"v": 1}
+KERNEL = ALL_BUT_V | {"S in k S": 1}
+"""BF16 numbers for each operand; S is two in q S and one in k S ("S in k S")."""
 VARIANTS: dict[str, Mapping[str, int]] = {
-    "the kernels' choice": KERNEL | {"S in k S": 1},
-    "S twice in k S too": KERNEL,
-    "v twice too": TWO | {"v": 2},
-    **{f"{name} once": KERNEL | {"S in k S": 1, name: 1} for name in OPERANDS},
+    "the kernels' choice": KERNEL,
+    "S twice in k S too": ALL_BUT_V,
+    "S and v twice too": TWO | {"v": 2},
+    **{f"{name} once": KERNEL | {name: 1} for name in OPERANDS},
     "everything once": dict.fromkeys((*OPERANDS, "v"), 1),
 }
 KINDS = ("free", "long", "near 0.3", "near 0.1", "near 0.01", "equal")
@@ -46,7 +47,7 @@ class Tokens:
 
 
 def tokens(kind: str, count: int, seed: int = 0) -> Tokens:
-    """"free": independent, "long": likewise, hardly any decay; "near x": keys differ by x; "equal": not at all."""
+    """ "free": independent, "long": likewise, hardly any decay; "near x": keys differ by x; "equal": not at all."""
     g = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(count, DIM, generator=g) for _ in "qkv")
     beta, decay = torch.rand(count, generator=g), -torch.rand(count, generator=g)
@@ -74,19 +75,20 @@ def by_chunks(t: Tokens, parts: Mapping[str, int]) -> tuple[Tensor, Tensor]:
     """The same by chunks, with the operands in that many BF16 numbers."""
 
     def times(a: Tensor, a_parts: int, b: Tensor, b_parts: int) -> Tensor:
-        both = [(x, y) for i, x in enumerate(_split(a, a_parts)) for j, y in enumerate(_split(b, b_parts)) if i + j < 2]
-        return _float(sum((x @ y for x, y in both), torch.zeros(())))
+        first, second = _split(a, a_parts), _split(b, b_parts)
+        both = [x @ y for i, x in enumerate(first) for j, y in enumerate(second) if i + j < 2]  # not low times low
+        return _float(torch.stack(both).sum(0))
 
     state, outputs = torch.zeros(DIM, DIM, dtype=torch.float64), []
     n, in_keys = parts, parts.get("S in k S", parts["S"])
     for begin in range(0, len(t.k), CHUNK):
         q, k, decay, beta = (x[begin : begin + CHUNK] for x in (t.q, t.k, t.decay, t.beta))
-        v = sum(_split(t.v[begin : begin + CHUNK], parts["v"]))
+        v = torch.stack(_split(t.v[begin : begin + CHUNK], parts["v"])).sum(0)
         sums = decay.cumsum(0)
         spans = torch.tril((sums[:, None] - sums).clamp(max=0).exp())
         start, end = sums.exp()[:, None], (sums[-1] - sums).exp()[:, None]
         system = torch.tril(times(k, n["k"], k.T, n["k"]) * spans * beta[:, None], -1)
-        inverse = _float(torch.linalg.inv(torch.eye(len(k)) + _float(system)))
+        inverse = _float(torch.linalg.inv(torch.eye(len(k), dtype=torch.float64) + _float(system)))
         scores = _float(times(q, n["q"], k.T, n["k"]) * spans)
         x = _float(beta[:, None] * (v - start * times(k, n["k"], state, in_keys)))
         new = times(inverse, n["T"], x, n["X"])
@@ -119,7 +121,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Errors of the chunked delta rule by what is rounded to BF16.")
     parser.add_argument("--tokens", type=int, default=1024, help="length of the sequence (default: 1024)")
     options = parser.parse_args(arguments)
-    torch.set_default_dtype(torch.float64)
     made = {kind: tokens(kind, options.tokens) for kind in KINDS}
     wanted = {kind: token_by_token(t) for kind, t in made.items()}
     print("| operands |", " | ".join(KINDS), "|", "\n|" + " --- |" * (len(KINDS) + 1))

@@ -158,8 +158,11 @@ def ngram_injection(c: ModelConfig, step: Step, source: Source, *, state: str = 
     return Launch("ngram_injection", values, read + row * old, nbytes(outputs) + row * new, shared)
 
 
-def gated_delta_net(c: ModelConfig, step: Step, source: Source) -> Launch:
-    """Every pending token of a step as long as this one was accepted; in prefill there are none."""
+def gated_delta_net(c: ModelConfig, step: Step, source: Source, *, state: str = "fp32") -> Launch:
+    """Every pending token of a step as long as this one was accepted; in prefill there are none.
+
+    `state`: "fp32" or "bf16".
+    """
     K, V, Dk, Dv = c.linear_num_key_heads, c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim
     shape, width = (step.batch, step.steps), c.linear_conv_kernel_dim
     channels, pending = c.linear_conv_dim, K * Dk + V * Dv + 2 * V
@@ -179,7 +182,7 @@ def gated_delta_net(c: ModelConfig, step: Step, source: Source) -> Launch:
     read, rows = nbytes(values), step.batch + 1
     states = {
         "conv_state": source.normal(rows, width - 1 + WINDOW, channels),
-        "recurrent_state": source.normal(rows, V, Dk, Dv, scale=0.3, dtype=F32),
+        "recurrent_state": source.normal(rows, V, Dk, Dv, scale=0.3, dtype=F32 if state == "fp32" else BF16),
         "pending_state": _pending(source, rows, (K, V, Dk, Dv)),
     }
     y = source.empty(*shape, V * Dv)

@@ -28,7 +28,7 @@ STEPS = {"decode": DECODE, "verification of 4": VERIFY, "prefill of 128": PREFIL
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "gated_residual": [{}, {"state": "fp8"}, {"weights": "fp8"}],
     "ngram_injection": [{}],
-    "gated_delta_net": [{}],
+    "gated_delta_net": [{}, {"state": "bf16"}],
     "sparse_attention": [{}],
     "sparse_moe": [{"weights": weights} for weights in ("bf16", "fp8", "nvfp4")],
     "candidates": [{}],

@@ -15,6 +15,8 @@ INPUTS = ("qkv", "z", "a", "b", "conv_weight", "A_log", "dt_bias", "norm_weight"
 ROWS = ("slots", "past_len", "accepted", "new_len")
 STATES = ("conv_state", "recurrent_state", "pending_state")
 OFFICIAL = {"key_heads": 16, "value_heads": 48, "key_dim": 128, "value_dim": 128, "width": 4}
+STATE_TOLERANCE = 5e-3
+"""Of a float state that a long step in BF16 makes, relative to the norm."""
 SMALL = {"key_heads": 2, "value_heads": 4, "key_dim": 16, "value_dim": 8, "width": 4}
 
 
@@ -71,8 +73,8 @@ def gated_delta_net_case(
     values |= {"y": poisoned(batch, steps, columns, dtype=dtype), "eps": 1e-6, "silu_gate": int(gate == "silu")}
     values |= {"key_heads": key_heads, "tickets": torch.zeros(batch, key_heads, dtype=torch.int32)}
     expected["tickets"] = values["tickets"].clone()
-    by_chunks = dtype == torch.bfloat16 and steps > window
-    return Case("gated_delta_net", values, expected, ignored, frozenset({"recurrent_state"} if by_chunks else ()))
+    by_chunks = dtype == torch.bfloat16 and steps > window and state == torch.float32
+    return Case("gated_delta_net", values, expected, ignored, {"recurrent_state": STATE_TOLERANCE} if by_chunks else {})
 
 
 def _rows(g: torch.Generator, rows: Sequence[Row], slots: int) -> dict[str, Tensor]:
