@@ -5,7 +5,7 @@
 
 The rule over chunks of 64 tokens as plugins/gated_delta_net/chunks.h has it, one head of 128 x 128, in float64 but for
 what is rounded: every result to float, every operand of a product to one BF16 number or to the sum of two.
-Compared with the rule token by token in float64. Prints the error of the normalised outputs, relative to their norm, and
+Compared with the rule token by token in float64. Prints the error of the normalised outputs relative to their norm, and
 the worst element in BF16 steps of its row's largest value; ends with one JSON line, which has the states' errors too.
 """
 

@@ -319,6 +319,7 @@ __global__ void __launch_bounds__(kLocalThreads, 2) chunk_local(GatedDeltaNetPar
   __syncthreads();
   float sums[2 * 4][4] = {};
   multiply_keys<Dk>(keys, sums);
+  __syncthreads();  // the keys are done with; and nothing of what follows is begun in between, for want of registers
   for (int first = 0; first < p.value_heads / p.key_heads; first += kSystems) {
     solve(p, first, sums, gates, reinterpret_cast<float*>(memory));
   }

@@ -1,6 +1,6 @@
 // Inverse of a unit lower triangular 64 x 64 matrix in float, in place in shared memory.
 //
-// Diagonal blocks of 16 by forward substitution, a thread per column. Two inverted neighbours X and Z with the block C
+// Diagonal blocks of 8 by forward substitution, a thread per column. Two inverted neighbours X and Z with the block C
 // below X and beside Z then become one of twice the size, whose new block is -Z C X. No product in this exceeds the
 // inverse itself, whose elements stay within 1 for keys of unit length; series like (I - A)(I + A^2)… reach 1e8 where
 // keys repeat.
@@ -13,7 +13,7 @@ namespace flashnext::gated_delta_net {
 constexpr int kOrder = 64;
 constexpr int kPitch = kOrder + 4;  // rows that begin on different banks, aligned for float4
 constexpr int kSolvers = 64;        // threads per matrix
-constexpr int kDiagonal = 16;
+constexpr int kDiagonal = 8;
 
 // out += rows of `left` (from its row `row` on) times columns column … + 3 of `right`, both Size x Size.
 template <int Size, int Rows>
@@ -89,6 +89,7 @@ __device__ __forceinline__ void invert_triangle(float* matrix, int thread, bool 
   __syncthreads();
   join_blocks<kDiagonal>(matrix, thread, inside);
   join_blocks<2 * kDiagonal>(matrix, thread, inside);
+  join_blocks<4 * kDiagonal>(matrix, thread, inside);
 }
 
 }  // namespace flashnext::gated_delta_net

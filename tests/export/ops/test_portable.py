@@ -261,6 +261,39 @@ def test_gated_delta_net(
         schedule.step(gdn_inputs(schedule, batch, steps, keys, decay), in_place)
 
 
+@pytest.mark.parametrize("steps", [3, 70])
+def test_gated_delta_net_with_a_state_in_bf16(steps: int) -> None:
+    """The state is widened when it is read and rounded once when it is written; the graph's edges cast it for NumPy."""
+    made = model("GatedDeltaNet", "default", GDN_SIZES, GDN_ATTRIBUTES, {"T": "float32", "U": "bfloat16"})
+    for values, name in ((made.graph.input, "recurrent_state"), (made.graph.output, "recurrent_state_out")):
+        port = next(v for v in values if v.name == name)
+        port.name, port.type.tensor_type.elem_type = f"wide_{name}", onnx.TensorProto.FLOAT
+    narrow = onnx.helper.make_node("Cast", ["wide_recurrent_state"], ["recurrent_state"], to=onnx.TensorProto.BFLOAT16)
+    wide = onnx.helper.make_node(
+        "Cast", ["recurrent_state_out"], ["wide_recurrent_state_out"], to=onnx.TensorProto.FLOAT
+    )
+    nodes = [narrow, *made.graph.node, wide]
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    case = Case("GatedDeltaNet", "default", GDN_SIZES, GDN_ATTRIBUTES)
+    schedule = Schedule(case, 3, 4, np.random.default_rng(steps))
+    inputs = gdn_inputs(schedule, 2, steps, "free", "normal") | {"past_len": np.array([9, 0], np.int32)}
+    inputs |= {"accepted": np.array([2, 0], np.int32), "new_len": np.array([steps, steps - 1], np.int32)}
+    tensors = {name: torch.from_numpy(a.copy()) for name, a in inputs.items()}
+    tensors["recurrent_state"] = tensors["recurrent_state"].bfloat16()
+    ordered = [tensors[p.name] for p in case.ports.inputs]
+    y, _, want, _ = REFERENCES["GatedDeltaNet"]["default"](*ordered, **GDN_ATTRIBUTES)
+    fed = {f"wide_{name}" if name == "recurrent_state" else name: a for name, a in inputs.items()}
+    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    got_y, got = session.run(["y", "wide_recurrent_state_out"], fed)
+    valid = np.arange(steps) < inputs["new_len"][:, None]
+    near(got_y[valid], y.numpy()[valid], "y", tolerance=2e-4)
+    slots = inputs["slots"]
+    rounded, exact = torch.from_numpy(got[slots]), want[slots].float()
+    assert ((rounded - exact).abs() <= 2**-7 * exact.abs() + 1e-6).all()
+    assert (rounded == exact).float().mean() > 0.99
+
+
 # --- NgramInjection -------------------------------------------------------------------------------
 
 NGRAM_SIZES = {"P": 4, "Q": 10, "n": 4, "H": 6, "width": 3}
