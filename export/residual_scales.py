@@ -32,6 +32,8 @@ FORMATS = {"e4m3": 448.0, "e5m2": 57344.0}
 SMALLEST_SCALE = 2.0**-126
 """float32's smallest normal number: a product with a smaller scale may lose bits, or vanish."""
 LARGEST_FLOAT = (2 - 2.0**-23) * 2.0**127
+BEYOND_FLOAT = 1e39
+"""Stands for all larger numbers; JSON's integers may be longer than any float."""
 MODES = ("plain", "static", "dynamic")
 RESIDUAL_FORMS = ("plain", "fp8", "fp8-dynamic")
 """What a user may ask for; fp8 takes static scales from a file."""
@@ -237,4 +239,4 @@ def _numbers(name: str, values: Any) -> tuple[float, ...]:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"the store {name!r:.80} has the scale {value!r:.40}, expected a number")
     with np.errstate(over="ignore"):
-        return tuple(float(np.float32(min(value, 1e39))) for value in values)
+        return tuple(float(np.float32(max(min(value, BEYOND_FLOAT), -BEYOND_FLOAT))) for value in values)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flashnext.export.config import ModelConfig
 from flashnext.export.errors import ScalesError
@@ -94,6 +96,8 @@ def test_an_unknown_store(file: Path) -> None:
         ("1e37", "stands for infinite values"),
         ("1e400", "stands for infinite values"),
         ("9" * 400, "stands for infinite values"),
+        ("-" + "9" * 400, "is -inf: a scale is above zero"),
+        ("-1e400", "is -inf: a scale is above zero"),
         ("true", "has the scale True, expected a number"),
         ('"1"', "has the scale '1', expected a number"),
         ("null", "has the scale None, expected a number"),
@@ -160,3 +164,20 @@ def test_a_failed_write_keeps_the_old_file(file: Path) -> None:
         broken.write(file)
     assert file.read_bytes() == before
     assert [p.name for p in file.parent.iterdir()] == [file.name]
+
+
+@given(place=st.integers(0, 1500), byte=st.integers(0, 255), cut=st.booleans())
+def test_any_damage_is_refused_in_a_sentence_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, place: int, byte: int, cut: bool
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "damaged.json"
+    scales().write(file)
+    content = bytearray(file.read_bytes())
+    content[place] = byte
+    file.write_bytes(content[: place + 1] if cut else content)
+    message = ""
+    try:
+        read_scales(file, CONFIG, IDENTITY).check(CONFIG, IDENTITY)
+    except ScalesError as refused:
+        message = str(refused)
+    assert message.isprintable()

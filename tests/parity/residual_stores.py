@@ -31,6 +31,7 @@ from .oracle import Array
 
 RESIDUAL_OPS = ("GatedResidual", "NgramInjection")
 E4M3_TYPE = onnx.TensorProto.FLOAT8E4M3FN
+FOREIGN_TYPES = {"float8_e4m3fn": (np.uint8, E4M3_TYPE), "bfloat16": (np.uint16, onnx.TensorProto.BFLOAT16)}
 
 
 @dataclass
@@ -134,8 +135,9 @@ def _stores(node: onnx.NodeProto) -> bool:
 
 
 def _ort_value(array: Array) -> ort.OrtValue:
-    if array.dtype.name == "float8_e4m3fn":
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint8), E4M3_TYPE)
+    if array.dtype.name in FOREIGN_TYPES:
+        bits, number = FOREIGN_TYPES[array.dtype.name]
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(bits), number)
     return ort.OrtValue.ortvalue_from_numpy(array)
 
 
