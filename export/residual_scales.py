@@ -206,7 +206,8 @@ def _from_raw(raw: dict[str, Any]) -> ResidualScales:
     if not isinstance(scales, dict):
         raise TypeError(f"scales must be an object, found {scales!r:.40}")
     values = {name: _numbers(name, of_store) for name, of_store in scales.items()}
-    return ResidualScales(**texts, text=_calibration_text(raw.get("text")), scales=values)
+    known: dict[str, Any] = {**texts, "text": _calibration_text(raw.get("text")), "scales": values}
+    return ResidualScales(**known)
 
 
 def _calibration_text(raw: Any) -> CalibrationText:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -125,7 +125,7 @@ class _ObservedRead(nn.Module):
         return self._read(r)[0]
 
     def forward(self, flow: Flow) -> tuple[Tensor, Tensor, Tensor | None]:
-        form, inputs = flow.form()
+        form, inputs = _plain(flow)
         if form == "embed":
             r = inputs[0].float()[..., None, :].repeat(1, 1, self.branches, 1)
         else:
@@ -136,7 +136,7 @@ class _ObservedRead(nn.Module):
         self.tap.listener.read(Read(self.site, r, x, s, self.reader, self.inner))
         if form == "settled" and self.store != DRAFT_INPUT:
             return r, x, s
-        before, y, gates = (flow.r, flow.y, flow.s) if form == "pending" else (None, None, None)
+        before, y, gates = inputs if form == "pending" else (None, None, None)
         return self.tap.store(Store(self.store, before, r, y, gates)), x, s
 
     def finish(self, flow: Flow) -> tuple[Tensor, Tensor]:
@@ -159,10 +159,17 @@ class _ObservedInjection(nn.Module):
 
     def forward(self, flow: Flow, rows: Tensor, step: Step, prefix: str) -> Flow:
         after = self.inner(flow, rows, step, prefix).r
-        form, inputs = flow.form()
+        form, inputs = _plain(flow)
         written = write(*inputs) if form == "pending" else inputs[0][..., None, :]
-        event = Store(self.store, flow.r, after, flow.y, flow.s, after - written)
+        before = inputs[0] if form == "pending" else None
+        event = Store(self.store, before, after, flow.y, flow.s, after - written)
         return Flow(r=self.tap.store(event))
+
+
+def _plain(flow: Flow) -> tuple[str, list[Tensor]]:
+    """The op's form and first inputs. Here the modules' branches are tensors: eight bits are the storage's business."""
+    form, inputs = flow.form()
+    return form, cast("list[Tensor]", inputs)
 
 
 def _observe(module: Backbone | Mtp, config: ModelConfig, tap: _Tap) -> None:

@@ -125,8 +125,9 @@ class Body(Backbone):
 class MtpLayers(nn.Module):
     """The parameters under `mtp.` in the checkpoint."""
 
-    def __init__(self, c: ModelConfig, form: str, rope_scale: float, residual: ResidualStorage) -> None:
+    def __init__(self, c: ModelConfig, form: str, rope_scale: float, residual: ResidualStorage | None = None) -> None:
         super().__init__()
+        residual = residual or ResidualStorage()
         stores = LayerStores.of(residual, DRAFT_START, MTP_LAYER)
         self.pre_fc_norm_embedding = Weight(c.hidden_size)
         self.pre_fc_norm_hidden = Weight(c.hc_count * c.hidden_size)

@@ -127,14 +127,10 @@ def test_engines_store_the_same_codes(
 
 
 @MODES
-@MODELS
-def test_kernels_store_the_same_codes_for_equal_inputs(
-    name: str, mode: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_store_the_same_codes_for_equal_inputs(tiny: Model, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each op of the model on what PyTorch gives it: GatedResidual's codes bit for bit, an injection's but for ties."""
     from flashnext.runtime.engines.torch_kernels import KernelOps
 
-    model: Model = request.getfixturevalue(name)
     kernels = KernelOps.on_host()
     counts = {"GatedResidual": [0, 0], "NgramInjection": [0, 0]}
 
@@ -154,8 +150,8 @@ def test_kernels_store_the_same_codes_for_equal_inputs(
         for form, reference in REFERENCES[op].items():
             if f"_fp8_{mode}" in form:
                 monkeypatch.setitem(REFERENCES[op], form, both(op, form, reference))
-    run_text(model.bundle(mode), "torch:reference", model.tokens[:40], ONE_STEP, monkeypatch)
-    print(f"{name}, {mode}: kernels' codes that differ, of all: {counts}")
+    run_text(tiny.bundle(mode), "torch:reference", tiny.tokens[:40], ONE_STEP, monkeypatch)
+    print(f"{mode}: kernels' codes that differ, of all: {counts}")
     assert counts["GatedResidual"][0] == 0
     assert counts["GatedResidual"][1] > 0
     assert counts["NgramInjection"][0] <= 1e-3 * counts["NgramInjection"][1]

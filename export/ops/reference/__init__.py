@@ -21,15 +21,16 @@ from flashnext.export.ops.reference import (
     sparse_moe,
 )
 
-_RESIDUAL = {
+Reference = Callable[..., Any]
+_RESIDUAL: dict[str, Reference] = {
     "embed": gated_residual.embed,
     "pending": gated_residual.pending,
     "settled": gated_residual.settled,
     "last": gated_residual.last,
 }
-_NGRAM = {"embed": ngram_injection.embed, "pending": ngram_injection.pending}
+_NGRAM: dict[str, Reference] = {"embed": ngram_injection.embed, "pending": ngram_injection.pending}
 
-REFERENCES: dict[str, dict[str, Callable[..., Any]]] = {
+REFERENCES: dict[str, dict[str, Reference]] = {
     "GatedResidual": {
         **_RESIDUAL,
         **fp8_residual.references("GatedResidual", {**_RESIDUAL, "start": gated_residual.start}),
