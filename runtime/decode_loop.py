@@ -53,9 +53,13 @@ class DecodeLoop:
         self._ngram_context, self._eos = ngram_history(model.manifest)
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
-        self._requests[request.sequence] = request
+        """Queue a request.
+
+        Raises:
+            RequestError: the queue is full.
+        """
         self._scheduler.add(request.sequence)
+        self._requests[request.sequence] = request
 
     def drop(self, request: Request) -> None:
         """End a request wherever it is; its slot is free at once. Twice does no harm."""
@@ -101,6 +105,10 @@ class DecodeLoop:
 
     def advance(self) -> None:
         """Plan and run one step, and hand its logits to the requests that wait for them."""
+        for request in [*self._requests.values()]:
+            request.check_deadline()
+            if request.done:
+                self.drop(request)
         step = self._scheduler.plan()
         if step is None:
             return

@@ -49,6 +49,7 @@ class LLM:
         threads: threads of the engine; its own choice when None.
         prefill_chunk: most tokens of a prompt that are run in one step.
         max_batch: most sequences at once; as many as the bundle has slots when None.
+        max_waiting: most requests that may wait for a slot; more are refused. Any number when None.
         prefix_cache_bytes: memory for states of prompts, which prompts that start the same begin with (0: off).
 
     Raises:
@@ -63,14 +64,23 @@ class LLM:
         threads: int | None = None,
         prefill_chunk: int = 512,
         max_batch: int | None = None,
+        max_waiting: int | None = None,
         prefix_cache_bytes: int = 0,
     ) -> None:
         manifest = Manifest.read(bundle)
-        for name, value in (("threads", threads), ("prefill_chunk", prefill_chunk), ("max_batch", max_batch)):
+        counts = {
+            "threads": threads,
+            "prefill_chunk": prefill_chunk,
+            "max_batch": max_batch,
+            "max_waiting": max_waiting,
+        }
+        for name, value in counts.items():
             _check_count(name, value)
         if prefix_cache_bytes != 0:
             _check_count("prefix_cache_bytes", prefix_cache_bytes, MOST_BYTES)
-        self._scheduler = Scheduler(manifest.slots, manifest.window, prefill_chunk, max_batch, self._restore)
+        self._scheduler = Scheduler(
+            manifest.slots, manifest.window, prefill_chunk, max_batch, max_waiting, self._restore
+        )
         self._prefill_chunk = prefill_chunk
         self.tokenizer = Tokenizer.open(Path(bundle))
         self._chat_template = ChatTemplate.open(Path(bundle))

@@ -48,7 +48,8 @@ class RequestOutput:
     """One finished request.
 
     `token_ids` hold everything that was sampled, the stop token included; `text` ends before the stop token or stop
-    string. `finish_reason` is "stop" (stop token or string) or "length" (max_tokens). `logprobs` has one entry per
+    string. `finish_reason` is "stop" (stop token or string), "length" (max_tokens) or
+    "deadline" (max_seconds). `logprobs` has one entry per
     token: token id to log probability, the sampled token always among them.
     """
 

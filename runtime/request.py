@@ -67,6 +67,7 @@ class Request:
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self._text: list[str] = []
         self._streamed_pieces = self._streamed_tokens = 0
+        self._end_told = False
         self._arrived = time.monotonic()
         self._admitted = self._first_token = self._finished = 0.0
 
@@ -92,6 +93,11 @@ class Request:
         if drafts:
             self._verifications += 1
             self._draft_length.record(len(drafts), kept)
+
+    def check_deadline(self) -> None:
+        """Finish the request if its time is up; what it has said stays."""
+        if self._params.max_seconds is not None and not self.done and self._elapsed() >= self._params.max_seconds:
+            self._finish("deadline")
 
     def drafts_wanted(self) -> int:
         """How many tokens to draft now: none while the prompt runs, never more than can still be said."""
@@ -121,8 +127,12 @@ class Request:
         if self.finish_reason is None and self.sequence.output_length >= self._max_tokens:
             self.finish_reason = "length"
         if self.finish_reason is not None:
-            self._text.append(self._stop_strings.flush())
-            self._finished = self._elapsed()
+            self._finish(self.finish_reason)
+
+    def _finish(self, reason: str) -> None:
+        self.finish_reason = reason
+        self._text.append(self._stop_strings.flush())
+        self._finished = self._elapsed()
 
     def _extend_text(self, token: int) -> None:
         """Append what has become certain; a stop token says nothing, a stop string ends the text before itself."""
@@ -150,7 +160,9 @@ class Request:
         text = "".join(self._text[self._streamed_pieces :])
         self._streamed_tokens += len(tokens)
         self._streamed_pieces = len(self._text)
-        return Piece(text, tokens, self.finish_reason) if tokens else None
+        ended_between = self.finish_reason == "deadline" and not self._end_told
+        self._end_told = self.finish_reason is not None
+        return Piece(text, tokens, self.finish_reason) if tokens or ended_between else None
 
     def output(self) -> RequestOutput:
         """The finished output."""

@@ -40,6 +40,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "repetition_penalty": (0.01, 100.0, "from 0.01 to 100"),
     "presence_penalty": (-2.0, 2.0, "from -2 to 2"),
     "frequency_penalty": (-2.0, 2.0, "from -2 to 2"),
+    "max_seconds": (0.0, math.inf, "0 or more, or None (no limit)"),
 }
 
 WHOLE: dict[str, tuple[int, str]] = {
@@ -83,6 +84,9 @@ class SamplingParams:
     returns the n most likely tokens of the raw distribution at each place and the sampled one. Equal `seed`s give
     equal texts, whatever else is in the batch.
 
+    `max_seconds` after its arrival, queueing included, a request ends with what it has said by then (finish reason
+    "deadline"); a step that has begun is not broken off.
+
     `draft_tokens` are guessed ahead and verified in one step (0: none; at most the bundle's window - 1). The text is
     the one without them, or, with drafts that were drawn ("mtp-sampled"), one of the same distribution. `drafter` says
     who guesses: "mtp" and "mtp-sampled" (the draft layer's likeliest tokens, or drawn ones), "prompt-lookup" (what
@@ -106,6 +110,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
+    max_seconds: float | None = None
     draft_tokens: int = 0
     drafter: str = "mtp"
     draft_adaptive: bool = True

@@ -25,6 +25,7 @@ class Scheduler:
         window: tokens that a step may leave pending (the bundle's W).
         prefill_chunk: most tokens of a prompt in one step.
         max_batch: most sequences at once (all slots when None).
+        max_waiting: most sequences that may wait for a slot (any number when None).
         on_admit: told of each sequence that has got a slot, before its first step.
     """
 
@@ -34,6 +35,7 @@ class Scheduler:
         window: int,
         prefill_chunk: int = 512,
         max_batch: int | None = None,
+        max_waiting: int | None = None,
         on_admit: Callable[[Sequence], object] = lambda sequence: None,
     ) -> None:
         if prefill_chunk < 1:
@@ -45,6 +47,7 @@ class Scheduler:
             )
         self._window = window
         self._chunk = prefill_chunk
+        self._max_waiting = max_waiting
         self._on_admit = on_admit
         self._free = list(range(max_batch or slots))[::-1]
         self._waiting: deque[Sequence] = deque()
@@ -61,7 +64,16 @@ class Scheduler:
         return bool(self._running or self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence; it gets a slot in its turn."""
+        """Queue a sequence; it gets a slot in its turn.
+
+        Raises:
+            RequestError: as many wait already as may.
+        """
+        if self._max_waiting is not None and len(self._waiting) - len(self._free) >= self._max_waiting:
+            raise RequestError(
+                f"{len(self._waiting)} requests wait already and max_waiting is {self._max_waiting}. Try again when "
+                "some have ended, or open the LLM with a larger max_waiting."
+            )
         self._waiting.append(sequence)
 
     def plan(self) -> Step | None:

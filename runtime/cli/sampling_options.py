@@ -27,6 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "draft_tokens": {"type": whole_number(0), "metavar": "K", "help": "guess up to K tokens ahead per step; 0: off"},
     "drafter": {"choices": DRAFTERS, "help": "who guesses: the draft layer (mtp, default), or a look-up in the text"},
     "draft_adaptive": {"action": argparse.BooleanOptionalAction, "help": "draft fewer where it does not pay (default)"},
+    "max_seconds": {"type": number, "metavar": "S", "help": "end with what has been said after S seconds"},
     "logprobs": {"type": whole_number(0), "metavar": "N", "help": "with --json: log probabilities of the N likeliest"},
 }
 

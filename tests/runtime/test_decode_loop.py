@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from remembering_model import alone, request, start
+from remembering_model import RememberingModel, alone, request, start
 
 from flashnext.export.errors import EngineError, RequestError
 from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime.decode_loop import DecodeLoop
+from flashnext.runtime.scheduler import Scheduler
 
 MakeManifest = Callable[..., Manifest]
 
@@ -134,3 +137,48 @@ def test_what_cannot_be_served_is_refused_before_anything_runs(
 
 def test_without_max_tokens_a_text_goes_on_to_the_end_of_its_slot(make_manifest: MakeManifest) -> None:
     assert len(alone(make_manifest(), [1] * 50, max_tokens=None)) == 14
+
+
+def test_a_deadline_ends_a_request_with_what_it_has_said(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    loop, scheduler, model = start(manifest)
+    patient, hasty = request(manifest, [1, 2, 3]), request(manifest, [4, 5], max_seconds=0.2)
+    loop.add(hasty)
+    while hasty.sequence.output_length < 2:
+        loop.advance()
+    time.sleep(0.2)
+    loop.run([patient])
+    assert hasty.done
+    assert hasty.output().finish_reason == "deadline"
+    assert hasty.token_ids == alone(manifest, [4, 5])[: len(hasty.token_ids)]
+    assert 2 <= len(hasty.token_ids) < 7
+    assert patient.token_ids == alone(manifest, [1, 2, 3])
+    assert scheduler.free_slots == manifest.slots
+    assert model.steps > 0
+
+
+def test_a_deadline_counts_the_time_in_the_queue_and_ends_a_stream(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    loop, scheduler, _ = start(manifest, max_batch=1)
+    waiting = [request(manifest, [7]), request(manifest, [8], max_seconds=0.0)]
+    loop.run(waiting)
+    assert (waiting[1].token_ids, waiting[1].output().finish_reason) == ([], "deadline")
+    pieces = list(loop.stream(request(manifest, [9], max_seconds=0.0)))
+    assert [(p.text, p.token_ids, p.finish_reason) for p in pieces] == [("", [], "deadline")]
+    assert scheduler.free_slots == 1
+
+
+def test_a_full_queue_refuses_and_goes_on(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    scheduler = Scheduler(manifest.slots, manifest.window, max_batch=1, max_waiting=1)
+    loop = DecodeLoop(RememberingModel(manifest), scheduler)
+    first, second, third = (request(manifest, [i]) for i in (1, 2, 3))
+    loop.add(first)
+    loop.advance()
+    loop.add(second)
+    with pytest.raises(RequestError, match="1 requests wait already and max_waiting is 1"):
+        loop.run([third])
+    while not (first.done and second.done):
+        loop.advance()
+    assert second.token_ids == alone(manifest, [2])
+    assert scheduler.free_slots == 1
