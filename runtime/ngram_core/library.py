@@ -154,7 +154,7 @@ def load() -> ctypes.CDLL | None:
     if os.environ.get("FLASHNEXT_NATIVE", "1") == "0":
         return None
     try:
-        return _declared(ctypes.CDLL(str(build(FLAGS))))
+        return declared(ctypes.CDLL(str(build(FLAGS))))
     except (PluginError, OSError):  # no compiler, no place for its result, or not for this machine
         return None
 
@@ -174,7 +174,8 @@ def build(flags: Sequence[str]) -> Path:
         return make(target, [path, *flags, str(SOURCE)])
 
 
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+def declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The library with its functions' types."""
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     library.flashnext_ngram_rows.restype = count
     library.flashnext_ngram_rows.argtypes = (pointer, pointer, pointer, count, count, ctypes.c_int32, pointer)
