@@ -25,6 +25,7 @@ from flashnext.export.graphs.manifest import Manifest
 from flashnext.export.ops import schema
 from flashnext.export.ops.reference import REFERENCES
 from flashnext.export.residual_scales import CalibrationText, ResidualScales, store_names
+from flashnext.runtime.validate import validate
 
 from .configs import BY_NAME
 from .references import checkpoint_of, oracle_of
@@ -155,6 +156,15 @@ def test_kernels_store_the_same_codes_for_equal_inputs(tiny: Model, mode: str, m
     assert counts["GatedResidual"][0] == 0
     assert counts["GatedResidual"][1] > 0
     assert counts["NgramInjection"][0] <= 1e-3 * counts["NgramInjection"][1]
+
+
+@MODES
+@pytest.mark.slow
+def test_validation_judges_by_the_mean(tiny: Model, mode: str) -> None:
+    report = validate(tiny.bundle(mode), threads=1)
+    assert report.passed
+    assert all(row.by_mean for row in report.rows)
+    assert {"r", "hidden", "hidden_out"} <= {row.output for row in report.rows}
 
 
 def test_graphs_hold_the_scales_of_the_file(tiny: Model) -> None:
