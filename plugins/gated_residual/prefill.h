@@ -27,7 +27,7 @@ template <class T, class R, class W, int Pairs>
 Status launch_project(const GatedResidualParams& p, int first, int tiles) {
   constexpr int kRows = Pairs * kWarps * kPair;
   const int rows = p.rank + (p.inject_weight ? p.branches : 0);
-  const size_t shared = 2 * (Tile<kDepth>::bytes(kTokens) + Tile<kDepth>::bytes(kRows));
+  const size_t shared = 2 * Tile<kDepth>::bytes(kTokens) + (kAhead<Pairs> + 1) * Tile<kDepth>::bytes(kRows);
   return launch(project<T, R, W, Pairs>, dim3((rows + kRows - 1) / kRows, p.branches, tiles), dim3(kThreads), shared,
                 p.stream, p, first);
 }

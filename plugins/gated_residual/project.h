@@ -8,15 +8,17 @@ namespace flashnext {
 namespace gated_residual {
 namespace prefill {
 
+// Loads of `Ahead` stages are under way at a time; what comes through registers has a set for each (`set`).
+
 // The rows of W_down, and after them those of W_inject, that a block multiplies with; zeros after those.
-template <class T, class W, int Rows>
+template <class T, class W, int Rows, int Ahead>
 struct DownRows {
   int down;        // of them are W_down's
   const W* from;   // first one of W_down, in the block's branch
   const T* inject; // first one of W_inject, in the block's branch, or null
   int branches;
   size_t stride;
-  WeightStage<W, Rows> stage;
+  WeightStage<W, Rows> stages[Ahead];
 
   __device__ __forceinline__ DownRows(const GatedResidualParams& p, int first_row, int branch)
       : down(max(0, min(p.rank - first_row, Rows))),
@@ -25,26 +27,25 @@ struct DownRows {
         branches(p.branches),
         stride(size_t(p.branches) * p.hidden) {}
 
-  __device__ __forceinline__ void begin(Tile<kDepth> tile, int column, int hidden) {
-    stage.begin(tile, down, hidden - column, [&](int row) { return from + row * stride + column; });
+  __device__ __forceinline__ void begin(int set, Tile<kDepth> tile, int column, int hidden) {
+    stages[set].begin(tile, down, hidden - column, [&](int row) { return from + row * stride + column; });
     stage_rows<kThreads>(tile.from_row(down), Rows - down, hidden - column, [&](int row) {
       return inject && row < branches ? inject + row * stride + column : nullptr;
     });
-    commit_copies();
   }
-  __device__ __forceinline__ void finish(Tile<kDepth> tile) { stage.finish(tile, down); }
+  __device__ __forceinline__ void finish(int set, Tile<kDepth> tile) { stages[set].finish(tile, down); }
 };
 
 // A thread's part of the new state: eight columns per stage, always of the same token.
-template <class T, class R>
+template <class T, class R, int Ahead>
 struct StateRow {
   Residual residual;
   const T* gamma;
   int token, branch;
   bool valid;
   WriteFactors factors;
-  Packed<T> row, weight;
-  Packed<R> stored;
+  Packed<T> row[Ahead], weight[Ahead];
+  Packed<R> stored[Ahead];
   float square = 0.0f, largest = 0.0f;
 
   __device__ __forceinline__ StateRow(const GatedResidualParams& p, int token, int branch)
@@ -55,19 +56,22 @@ struct StateRow {
         valid(token < p.tokens),
         factors(valid ? write_factors(residual, token, branch) : WriteFactors{}) {}
 
-  __device__ __forceinline__ void begin(int column) {
+  __device__ __forceinline__ void begin(int set, int column) {
     if (!valid || column >= residual.hidden) return;
-    row = load_row<T>(residual, token, branch, column);
-    stored = load_stored<R>(residual, token, branch, column);
-    weight = load_packed(gamma + column);
+    row[set] = load_row<T>(residual, token, branch, column);
+    stored[set] = load_stored<R>(residual, token, branch, column);
+    weight[set] = load_packed(gamma + column);
   }
 
   // Into row `tile_row` of the tile, times (1 + gamma).
-  __device__ __forceinline__ void finish(Tile<kDepth> tile, int tile_row, int column) {
+  __device__ __forceinline__ void finish(int set, Tile<kDepth> tile, int tile_row, int column) {
     Chunk state{};
     if (valid && column < residual.hidden) {
-      state = state_of<T, R>(residual, row, stored, factors);
-      const Chunk w = unpack(weight);
+      keep_packed(row[set]);
+      keep_packed(stored[set]);
+      keep_packed(weight[set]);
+      state = state_of<T, R>(residual, row[set], stored[set], factors);
+      const Chunk w = unpack(weight[set]);
       square = dot(state, state, square);
       UNROLL
       for (int i = 0; i < kChunk; i++) {
@@ -111,38 +115,52 @@ __device__ __forceinline__ void store_sums(const GatedResidualParams& p, const W
   }
 }
 
+// How many stages are loaded ahead. With few tokens the products of a stage take less time than its loads.
+template <int Pairs>
+constexpr int kAhead = Pairs == 1 ? 3 : 1;
+
 // Pairs: products of 16 rows of W_down that a warp has, so a block has 128 * Pairs rows.
+// grid: (shares of the rows, branches, tiles of tokens).
 template <class T, class R, class W, int Pairs>
 __global__ void __launch_bounds__(kThreads) project(GatedResidualParams p, int first) {
   SHARED_MEMORY(BFloat16, memory);
   SHARED_ARRAY(float, factors, [kTokens]);
-  constexpr int kRows = Pairs * kWarps * kPair;
+  constexpr int kRows = Pairs * kWarps * kPair, kSets = kAhead<Pairs>;
   allow_next_launch();
   const int warp = threadIdx.x / kWarpSize, branch = blockIdx.y, first_row = blockIdx.x * kRows;
   const int row = threadIdx.x / kDepthUnits, unit = threadIdx.x % kDepthUnits * kChunk;
   const auto state_tile = [&](int step) { return Tile<kDepth>{memory + step % 2 * kTokens * kDepth}; };
   const auto weight_tile = [&](int step) {
-    return Tile<kDepth>{memory + 2 * kTokens * kDepth + step % 2 * kRows * kDepth};
+    return Tile<kDepth>{memory + 2 * kTokens * kDepth + step % (kSets + 1) * kRows * kDepth};
   };
-  DownRows<T, W, kRows> weights(p, first_row, branch);
-  weights.begin(weight_tile(0), 0, p.hidden);
+  const int steps = (p.hidden + kDepth - 1) / kDepth;
+  DownRows<T, W, kRows, kSets> weights(p, first_row, branch);
+  UNROLL
+  for (int step = 0; step < kSets; step++) {
+    if (step < steps) weights.begin(step, weight_tile(step), step * kDepth, p.hidden);
+    commit_copies();
+  }
   wait_for_previous_launch();
 
   const int first_token = first + blockIdx.z * kTokens;
-  StateRow<T, R> state(p, first_token + row, branch);
-  state.begin(unit);
-  const int steps = (p.hidden + kDepth - 1) / kDepth;
+  StateRow<T, R, kSets> state(p, first_token + row, branch);
+  UNROLL
+  for (int step = 0; step < kSets; step++) state.begin(step, step * kDepth + unit);
   float sums[kTokens / kMmaRows][2 * Pairs][4] = {};
-  for (int step = 0; step < steps; step++) {
-    weights.finish(weight_tile(step));
-    state.finish(state_tile(step), row, step * kDepth + unit);
-    wait_for_copies<0>();
-    __syncthreads();  // this stage is there, and everybody is done with the other one
-    if (step + 1 < steps) {
-      weights.begin(weight_tile(step + 1), (step + 1) * kDepth, p.hidden);
-      state.begin((step + 1) * kDepth + unit);
+  for (int turn = 0; turn < steps; turn += kSets) {
+    UNROLL
+    for (int set = 0; set < kSets; set++) {
+      const int step = turn + set;
+      if (step >= steps) break;
+      weights.finish(set, weight_tile(step));
+      state.finish(set, state_tile(step), row, step * kDepth + unit);
+      wait_for_copies<kSets - 1>();
+      __syncthreads();  // this stage is there, and everybody is done with the one before
+      if (step + kSets < steps) weights.begin(set, weight_tile(step + kSets), (step + kSets) * kDepth, p.hidden);
+      commit_copies();
+      state.begin(set, (step + kSets) * kDepth + unit);
+      warp_product<kDepth>(sums, state_tile(step), 0, weight_tile(step).from_row(warp * kPair), 0, kWarps * kPair);
     }
-    warp_product<kDepth>(sums, state_tile(step), 0, weight_tile(step).from_row(warp * kPair), 0, kWarps * kPair);
   }
 
   const Workspace out = workspace(p);
