@@ -23,8 +23,10 @@ from kernel_launches import CONFIGS, MAKERS, Launch, Step, make, sectors
 from flashnext.export.config import ModelConfig
 from flashnext.plugins.host_library import Execution, HostKernels, Report
 
-DECODE, VERIFY, PREFILL = Step(1, 1, 4000), Step(1, 4, 4000), Step(1, 128)
-STEPS = {"decode": DECODE, "verification of 4": VERIFY, "prefill of 128": PREFILL}
+DECODE, VERIFY, PREFILL, LONG = Step(1, 1, 4000), Step(1, 4, 4000), Step(1, 128), Step(1, 2048)
+STEPS = {"decode": DECODE, "verification of 4": VERIFY, "prefill of 128": PREFILL, "prefill of 2048": LONG}
+USUAL = [name for name, step in STEPS.items() if step is not LONG]
+"""Without the step that takes minutes an op."""
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "gated_residual": [{}, {"state": "fp8"}, {"weights": "fp8"}],
     "ngram_injection": [{}],
@@ -55,7 +57,7 @@ def rows(kernels: HostKernels, sizes: str, ops: Sequence[str], steps: Sequence[s
     """Every form of these ops in these steps."""
     for op in ops:
         # Logits are made for the last token of a prompt, not for all.
-        wanted = [name for name in steps if op != "candidates" or STEPS[name] is not PREFILL]
+        wanted = [name for name in steps if op != "candidates" or STEPS[name] not in (PREFILL, LONG)]
         for options in OPTIONS[op]:
             for name in wanted:
                 launch = _launch(sizes, op, STEPS[name], options)
@@ -102,10 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Count the kernels' memory traffic and launches.")
     parser.add_argument("--sizes", choices=CONFIGS, default="official", help="of the model (default: official)")
     parser.add_argument("--op", action="append", choices=MAKERS, help="only this op (may be repeated)")
-    parser.add_argument("--step", action="append", choices=STEPS, help="only this step (may be repeated)")
+    every = "only this step (may be repeated; default: all but the longest)"
+    parser.add_argument("--step", action="append", choices=STEPS, help=every)
     options = parser.parse_args(arguments)
     found = []
-    for row in rows(HostKernels.load(), options.sizes, options.op or list(MAKERS), options.step or list(STEPS)):
+    for row in rows(HostKernels.load(), options.sizes, options.op or list(MAKERS), options.step or USUAL):
         print(f"{row.op} {row.form} {row.step}: {row.share:.3f}", flush=True)
         found.append(row)
     print("\n" + traffic_table(found) + "\n")
