@@ -124,7 +124,8 @@ def test_long_steps_at_official_sizes(kernels: HostKernels, formats: str) -> Non
     needed = sum(v.nbytes for v in case.values.values() if isinstance(v, torch.Tensor))
     assert report.launches == 2
     assert report.sectors <= 1.10 * needed / 32
-    assert report.loaded_bytes <= 3 * needed  # caches included; 17 times with the kernels for decoding
+    # Weights once, and what a token adds, caches included. With the kernels for decoding it would be 8 MB a token.
+    assert report.loaded_bytes <= needed + 37 * 0.5e6
 
 
 def test_a_state_of_zeros_in_dynamic_fp8(kernels: HostKernels) -> None:
