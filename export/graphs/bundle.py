@@ -184,6 +184,7 @@ def describe(checkpoint: Checkpoint, config: ModelConfig, options: BuildOptions)
         slots=options.slots,
         residual_dtype=options.residual_dtype,
         residual_mode=options.residual.mode,
+        recurrent_dtype=options.recurrent_dtype,
         residual_scales=options.residual.scales,
         checkpoint=_reference(checkpoint),
         graphs=graphs,

@@ -27,13 +27,14 @@ DEFAULT_CAPACITY = 4096
 @dataclass(frozen=True)
 class BuildOptions:
     """What is fixed when a bundle is made: pending window W, tokens per slot, slots, activation dtype, and how the
-    residual branches are kept."""
+    residual branches and the recurrent states (float32, or bfloat16 for half the memory) are kept."""
 
     window: int = 8
     capacity: int = DEFAULT_CAPACITY
     slots: int = 4
     dtype: str = "float32"
     residual: ResidualStorage = field(default_factory=ResidualStorage)
+    recurrent_dtype: str = "float32"
 
     @property
     def residual_dtype(self) -> str:
@@ -51,8 +52,9 @@ class BuildOptions:
             if not low <= value <= high:
                 hint = "; longer contexts need --rope-scaling" if name == "capacity" and value > high else ""
                 raise ConfigError(f"--{name} {value} is outside {low} … {high} for this model{hint}.")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ConfigError(f"--dtype {self.dtype} is not one of float32, bfloat16.")
+        for name, dtype in (("dtype", self.dtype), ("recurrent-dtype", self.recurrent_dtype)):
+            if dtype not in ("float32", "bfloat16"):
+                raise ConfigError(f"--{name} {dtype} is not one of float32, bfloat16.")
         if fault := next(self.residual.faults(config), ""):
             raise ConfigError(f"The residual cannot be stored: {fault}.")
 
@@ -200,9 +202,8 @@ def _state(options: BuildOptions, name: str, *shape: int, dtype: str | None = No
 def _linear_states(config: ModelConfig, options: BuildOptions, prefix: str) -> Iterator[TensorSpec]:
     c, heads = config, config.linear_num_value_heads
     yield _state(options, f"{prefix}.conv_state", c.linear_conv_kernel_dim - 1 + options.window, c.linear_conv_dim)
-    yield _state(
-        options, f"{prefix}.recurrent_state", heads, c.linear_key_head_dim, c.linear_value_head_dim, dtype="float32"
-    )
+    head = (c.linear_key_head_dim, c.linear_value_head_dim)
+    yield _state(options, f"{prefix}.recurrent_state", heads, *head, dtype=options.recurrent_dtype)
     width = c.linear_key_dim + c.linear_value_dim + 2 * heads
     yield _state(options, f"{prefix}.pending_state", options.window, width, dtype="float32")
 

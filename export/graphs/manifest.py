@@ -133,6 +133,8 @@ class Manifest:
     """"plain", or where the scales of FP8 branches come from: "static" or "dynamic"."""
     residual_scales: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Static scales by store and branch; the graphs hold the same as constants."""
+    recurrent_dtype: str = "float32"
+    """dtype of GatedDeltaNet's recurrent states."""
     tokenizer_files: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end a text: generation_config.json's eos list and the tokenizer's own eos."""
@@ -226,6 +228,7 @@ def _from_raw(raw: Mapping[str, Any]) -> Manifest:
         residual_dtype=_text(raw["residual_dtype"]),
         residual_mode=_text(raw["residual_mode"]),
         residual_scales={_text(k): tuple(map(_number, v)) for k, v in raw["residual_scales"].items()},
+        recurrent_dtype=_text(raw.get("recurrent_dtype", "float32")),
         checkpoint=_checkpoint(raw["checkpoint"]),
         graphs=graphs,
         weights=tuple(_weight(w) for w in raw["weights"]),

@@ -74,7 +74,8 @@ def _size_faults(manifest: Manifest) -> Iterator[str]:
 def options_of(manifest: Manifest) -> BuildOptions:
     """The sizes that a bundle was made with."""
     storage = ResidualStorage(manifest.residual_mode, manifest.residual_scales)
-    return BuildOptions(manifest.window, manifest.capacity, manifest.slots, manifest.dtype, storage)
+    sizes = (manifest.window, manifest.capacity, manifest.slots)
+    return BuildOptions(*sizes, manifest.dtype, storage, manifest.recurrent_dtype)
 
 
 def _graph_faults(manifest: Manifest) -> Iterator[str]:

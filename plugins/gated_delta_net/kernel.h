@@ -1,7 +1,8 @@
-// GatedDeltaNet, token by token: convolution, commit of the accepted pending tokens, recurrence, gated norm.
+// GatedDeltaNet: convolution, commit of the accepted pending tokens, delta rule, gated norm.
 //
-// One launch for decoding and verification. It handles any number of steps (then with a second launch for the ring of
-// conv inputs), one after the other.
+// Steps of up to `window` tokens (decoding, verification) go token by token in one launch, and stay pending. Longer ones
+// commit at once: in BF16 by chunks of 64 tokens in three launches (chunks.h), in float token by token, with a second launch
+// for the ring of conv inputs where it has no room for both old and new ones.
 #pragma once
 
 #include "common/status.h"

@@ -24,7 +24,7 @@ struct GatedDeltaNetParams {
   float* pending_state;      // [rows, window, pending_columns] float32
   void* y;                   // [batch, steps, value_heads*value_dim] T
 
-  // Zeros before the first launch; every launch leaves zeros.
+  // Zeros before the first launch; every launch leaves zeros. Not needed by chunks.
   int32_t* tickets;  // [batch, key_heads] int32
 
   void* workspace;          // bytes

@@ -50,6 +50,8 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     add("--dtype", choices=("float32", "bfloat16"), help="float32 (default) is what ONNX Runtime needs on a CPU")
     add("--residual", dest="residual_form", choices=RESIDUAL_FORMS, help=RESIDUAL_HELP)
     add("--scales", metavar="FILE", help="scales of --residual fp8, as flashnext calibrate writes them for CHECKPOINT")
+    recurrent = "recurrent states; bfloat16 halves them (default: float32)"
+    add("--recurrent-dtype", choices=("float32", "bfloat16"), help=recurrent)
     add("--indexer-budget", type=whole_number(1), metavar="TOKENS", help="tokens that sparse attention may choose")
     add("--rope-scaling", type=rope_scaling, metavar="SCALING", help="longer contexts: yarn:FACTOR, or JSON as below")
     add = parser.add_argument_group("writing").add_argument
