@@ -110,6 +110,7 @@ def test_planted_outliers(model: ResidualModel, whole_branch: bool) -> None:
     search = observed(model, *planted(model, 2.0**17, whole_branch))
     errors = {m: search.errors(search.scales(m))[STORE] for m in METHODS}
     plain, found, dynamic = errors["max"][BRANCH], errors["input"][BRANCH], search.errors(None)[STORE][BRANCH]
+    print("error of x:", *(f"{m} {e[BRANCH]:.4f}" for m, e in errors.items()), f"dynamic {dynamic:.4f}")
     assert plain > 4 * found
     assert plain > 4 * errors["percentile-99.9"][BRANCH]
     assert errors["mse"][BRANCH] == pytest.approx(plain, rel=0.05)  # it serves the outlier

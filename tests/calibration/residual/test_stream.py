@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from flashnext.calibration.residual.storage import Fp8Storage
 from flashnext.calibration.residual.stream import Listener, Read, ResidualModel, Store
 from flashnext.export.checkpoint.random_checkpoint import write_random_checkpoint
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.graphs.bundle import describe
 from flashnext.export.graphs.io import BuildOptions
 from flashnext.export.ops.reference.gated_residual import write
-from flashnext.export.residual_scales import store_names
+from flashnext.export.ops.reference.residual_store import E4M3
+from flashnext.export.residual_scales import ResidualStorage, store_names
 from flashnext.runtime.engines.torch_engine import TorchEngine
 from flashnext.runtime.model_runner import ModelRunner, StepBatch
 from flashnext.runtime.ngram import MappedRows
@@ -40,16 +42,16 @@ def recorded(model: ResidualModel, tokens: np.ndarray) -> tuple[Recorder, np.nda
     return recorder, model.run(tokens, recorder, drafts=True)
 
 
-def test_logits_are_those_of_the_exported_graphs(
-    watched_checkpoint: Checkpoint, recorded: tuple[Recorder, np.ndarray], tokens: np.ndarray
-) -> None:
+def exported_logits(checkpoint: Checkpoint, tokens: np.ndarray, residual: ResidualStorage) -> np.ndarray:
+    """Logits [B, S, V] of the modules that the graphs are traced from."""
     rows, length = len(tokens), tokens.shape[1] - 1
-    manifest = describe(watched_checkpoint, watched_checkpoint.config, BuildOptions(capacity=length, slots=rows))
+    options = BuildOptions(capacity=length, slots=rows, residual=residual)
+    manifest = describe(checkpoint, checkpoint.config, options)
     states = allocate_states(manifest)
-    engines = {name: TorchEngine(name, manifest, watched_checkpoint, None) for name in ("head", "body")}
+    engines = {name: TorchEngine(name, manifest, checkpoint, None) for name in ("head", "body")}
     for engine in engines.values():
-        engine.bind({**load_weights(manifest, watched_checkpoint), **states})
-    sources = {n.input: MappedRows.open(n, watched_checkpoint, "float32") for n in manifest.ngrams}
+        engine.bind({**load_weights(manifest, checkpoint), **states})
+    sources = {n.input: MappedRows.open(n, checkpoint, "float32") for n in manifest.ngrams}
     runner = ModelRunner(manifest, engines, states, sources)
     zeros = np.zeros(rows, np.int32)
     out = runner.step(
@@ -59,12 +61,31 @@ def test_logits_are_those_of_the_exported_graphs(
             past_len=zeros,
             accepted=zeros,
             new_len=zeros + length,
-            context=np.full((rows, 2), watched_checkpoint.config.ngram_eos),
+            context=np.full((rows, 2), checkpoint.config.ngram_eos),
             logit_rows=np.arange(rows * length, dtype=np.int32),
         )
     )
-    assert np.array_equal(recorded[1].reshape(out.logits.shape), out.logits)
     runner.close()
+    return out.logits.reshape(rows, length, -1)
+
+
+def test_logits_are_those_of_the_exported_modules(
+    watched_checkpoint: Checkpoint, recorded: tuple[Recorder, np.ndarray], tokens: np.ndarray
+) -> None:
+    assert np.array_equal(recorded[1], exported_logits(watched_checkpoint, tokens, ResidualStorage()))
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_the_simulated_storage_is_that_of_the_exported_modules(
+    model: ResidualModel, watched_checkpoint: Checkpoint, tokens: np.ndarray, mode: str
+) -> None:
+    """What is measured here is what an FP8 export computes."""
+    names = store_names(watched_checkpoint.config)
+    scales = dict.fromkeys(names, (0.003, 0.01, 0.02, 0.05)) if mode == "static" else None
+    found = model.run(tokens, storage=Fp8Storage(E4M3, names, scales))
+    expected = exported_logits(watched_checkpoint, tokens, ResidualStorage(mode, scales or {}))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert np.abs(found - model.run(tokens)).max() > 0.01
 
 
 def test_stores_and_reads_come_in_the_models_order(
