@@ -23,8 +23,10 @@ SIMPLEST_FIRST = (METHODS[0], *sorted(METHODS[1:-2], key=lambda m: -float(m.spli
 RULE = (
     "Of the static e4m3 scales with rounding to nearest, those whose divergence (KL) from the unquantized model is at "
     f"most {EQUAL_DIVERGENCE:g} times the least of them count as equal, and the simplest of these is taken: maximum, "
-    "percentiles from the highest down, squared error, block input. If its loss on held-out text is more than "
-    f"{LOSS_BOUND:g} nats above the unquantized model's, dynamic e4m3 scales are taken if theirs is not, else BF16."
+    "percentiles from the highest down, squared error, block input. It is recommended if it costs at most "
+    f"{LOSS_BOUND:g} nats per token both on held-out text (difference of the losses) and on the unquantized model's "
+    "own text (the divergence); else dynamic e4m3 scales by the same bounds, else BF16. Where BF16 itself costs more, "
+    "nothing is recommended."
 )
 
 
@@ -45,13 +47,26 @@ def recommend(quality: Sequence[Quality]) -> Recommendation:
     best = next(q for q in static if q.divergence <= least * EQUAL_DIVERGENCE)
     dynamic = by_name[f"e4m3 {DYNAMIC}"]
     for way in (best, dynamic):
-        if way.loss_difference <= LOSS_BOUND:
+        if _cost(way) <= LOSS_BOUND:
             return Recommendation(way.name, f"Store the residual as {way.name}: {_figures(way)}.")
+    bf16 = by_name["bf16"]
+    if _cost(bf16) > LOSS_BOUND:
+        return Recommendation(
+            "none",
+            f"Nothing can be recommended: the model amplifies every rounding, BF16's too, which diverges by "
+            f"{bf16.divergence:.4f} nats ({best.name}: {best.divergence:.4f}).",
+        )
     return Recommendation(
         "bf16",
-        f"Keep the residual in BF16: {best.name} costs {best.loss_difference:.4f} nats and {dynamic.name} "
-        f"{dynamic.loss_difference:.4f}, more than the {LOSS_BOUND:g} that FP8 may cost.",
+        f"Keep the residual in BF16: {best.name} costs {_cost(best):.4f} nats and {dynamic.name} {_cost(dynamic):.4f}, "
+        f"more than the {LOSS_BOUND:g} that FP8 may cost.",
     )
+
+
+def _cost(way: Quality) -> float:
+    """Nats per token, on held-out text or on the unquantized model's own, whichever is more. The divergence is what is
+    paid on the latter, where a difference of losses on foreign text could be luck."""
+    return max(way.loss_difference, way.divergence)
 
 
 def _figures(way: Quality) -> str:

@@ -113,6 +113,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--prefix", choices=("model.language_model.", "model."), default="model.language_model.")
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--layers", type=int, metavar="N", help="number of layers (default: 8)")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on all matrices (default: 1)")
     parser.add_argument("--no-mtp", dest="mtp", action="store_false")
     parser.add_argument("--vision", action="store_true", help="add a few vision tensors")
     options = vars(parser.parse_args(argv))
