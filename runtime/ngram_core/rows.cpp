@@ -204,13 +204,30 @@ void find(const NgramTable& t, const int64_t* recent, Place* places, int64_t row
   }
 }
 
+// A result larger than the caches goes around them: else every line of it would be read before it is written.
+constexpr int64_t kLargeResult = 1 << 20;
+
+inline void copy_row(const uint8_t* from, uint8_t* out, int64_t bytes, bool around_caches) {
+#if defined(__x86_64__)
+  if (around_caches) {
+    for (int64_t i = 0; i < bytes; i += 16) {
+      const __m128i part = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(out + i), part);
+    }
+    return;
+  }
+#endif
+  (void)around_caches;
+  std::memcpy(out, from, size_t(bytes));
+}
+
 // Copies a token's rows; the shard of a bad scale, or -1.
-int32_t copy(const NgramTable& t, const Place* places, uint8_t* out, int64_t row_bytes) {
+int32_t copy(const NgramTable& t, const Place* places, uint8_t* out, int64_t row_bytes, bool around_caches) {
   const int64_t out_bytes = t.columns * (t.output == kFloat32 ? 4 : 2);
   for (int h = 0; h < t.heads; h++, out += out_bytes) {
     const Place& from = places[h];
     if (t.form == kPlain) {
-      std::memcpy(out, from.codes, size_t(row_bytes));
+      copy_row(from.codes, out, row_bytes, around_caches);
     } else if (t.form == kWidened) {
       widen(from.codes, out, t.columns);
     } else if (t.form == kFp8) {
@@ -240,6 +257,8 @@ int64_t run(const NgramTable& t, const Step& step, int64_t begin, int64_t end) {
   const int64_t row_bytes = stored_bytes(t);
   const int64_t token_bytes = t.heads * t.columns * (t.output == kFloat32 ? 4 : 2);
   const int64_t stride = t.size - 1 + step.width;
+  const bool large = step.batch * step.width * token_bytes >= kLargeResult;
+  const bool around_caches = large && uintptr_t(step.out) % 16 == 0 && row_bytes % 16 == 0;
   Place ring[kAhead + 1][kMaxHeads];
   const auto valid = [&](int64_t token) { return token % step.width < step.new_len[token / step.width]; };
   for (int64_t token = begin; token < end + kAhead; token++) {
@@ -252,7 +271,8 @@ int64_t run(const NgramTable& t, const Step& step, int64_t begin, int64_t end) {
     uint8_t* out = step.out + ready * token_bytes;
     if (!valid(ready)) {
       std::memset(out, 0, size_t(token_bytes));
-    } else if (const int32_t bad = copy(t, ring[ready % (kAhead + 1)], out, row_bytes); bad >= 0) {
+    } else if (const int32_t bad = copy(t, ring[ready % (kAhead + 1)], out, row_bytes, around_caches);
+               bad >= 0) {
       return -2 - bad;
     }
   }
@@ -267,6 +287,9 @@ int64_t guarded_run(const NgramTable& t, const Step& step, int64_t begin, int64_
   }
   recovery = &here;
   const int64_t result = run(t, step, begin, end);
+#if defined(__x86_64__)
+  _mm_sfence();  // what went around the caches is there for other processors too
+#endif
   recovery = nullptr;
   return result;
 }
