@@ -209,7 +209,7 @@ def _pending(source: Source, rows: int, sizes: tuple[int, int, int, int]) -> Ten
     return torch.cat([k, v, gates], -1)
 
 
-def sparse_attention(c: ModelConfig, step: Step, source: Source) -> Launch:
+def sparse_attention(c: ModelConfig, step: Step, source: Source, *, cache: str = "bf16") -> Launch:
     """The form `select`, in a cache that has room for this step and no more."""
     Nq, Nkv, D, Ni, Di = (
         c.num_attention_heads,
@@ -231,9 +231,13 @@ def sparse_attention(c: ModelConfig, step: Step, source: Source) -> Launch:
         **source.rows(step),
     }
     read, rows = nbytes(values), step.batch + 1
+    if end // block <= c.budget_blocks:
+        read -= step.tokens * Ni * Di * BF16.itemsize  # no block has to be scored: index queries are not needed
     states = {
-        "key_state": source.normal(rows, end + 1, Nkv, D),
-        "value_state": source.normal(rows, end + 1, Nkv, D),
+        **{
+            name: source.normal(rows, end + 1, Nkv, D, dtype=E4M3 if cache == "fp8" else BF16)
+            for name in ("key_state", "value_state")
+        },
         "index_tail_state": source.normal(rows, block - 1 + WINDOW, Di),
         "index_key_state": source.normal(rows, end // block + 1, Di),
     }

@@ -3,6 +3,7 @@
     python benchmarks/kernel_traffic.py                   # official sizes, some minutes and gigabytes; no GPU
     python benchmarks/kernel_traffic.py --sizes small     # seconds, to try it
     python benchmarks/kernel_traffic.py --op gated_residual
+    python benchmarks/kernel_traffic.py --op sparse_attention --step "prefill of 2048"
 
 Needed: 32-byte sectors of inputs, weights, states and outputs, each once. Touched: distinct sectors that the launches
 reach. Loaded: all bytes that threads ask for, caches included. The experts are as many as the tokens of the row use at
@@ -31,7 +32,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "gated_residual": [{}, {"state": "fp8"}, {"weights": "fp8"}],
     "ngram_injection": [{}],
     "gated_delta_net": [{}, {"state": "bf16"}],
-    "sparse_attention": [{}],
+    "sparse_attention": [{}, {"cache": "fp8"}],
     "sparse_moe": [{"weights": weights} for weights in ("bf16", "fp8", "nvfp4")],
     "candidates": [{}],
 }

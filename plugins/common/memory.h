@@ -79,6 +79,11 @@ __device__ __forceinline__ float2 load_pair(const BFloat16* pointer) {
   return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
 }
 
+__device__ __forceinline__ float2 load_pair(const Float8E4M3* pointer) {
+  NOTE_LOAD(pointer, sizeof(uint16_t));
+  return two_to_float(*reinterpret_cast<const uint16_t*>(pointer));
+}
+
 __device__ __forceinline__ void store_pair(Float32* pointer, float2 values) {
   NOTE_STORE(pointer, sizeof(float2));
   // As one integer: two floats in registers that are no neighbours would be stored one by one.

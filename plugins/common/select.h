@@ -1,8 +1,8 @@
 // The K largest of many keys, exactly and always the same ones: ties go to the lower index.
 //
-// A key is an unsigned integer (common/order.h makes one of a float). Four passes of eight bits find the K-th largest value
-// and how many equal to it are still wanted; two more, each warp over a part of its own, count and write the indices in
-// order. Only integers are counted with atomics, so no order of threads can change the result.
+// A key is an unsigned integer (common/order.h makes one of a float). Four passes of eight bits find the K-th largest
+// value and how many equal to it are still wanted; two more, each warp over a part of its own, count and write the
+// indices in order. Only integers are counted with atomics, so no order of threads can change the result.
 #pragma once
 
 #include "common/memory.h"
@@ -52,7 +52,7 @@ __device__ __forceinline__ void choose_digit(SelectShared& shared, int shift) {
   }
 }
 
-// Histograms of the digit at `shift` among the keys that begin like `prefix`; several keys of a thread are read at once.
+// Histogram of the digit at `shift` among the keys that begin like `prefix`; a thread reads several keys at once.
 template <class Keys>
 __device__ __forceinline__ void count_digits(Keys key_of, int count, int shift, unsigned prefix, SelectShared& shared) {
   for (int start = threadIdx.x; start - int(threadIdx.x) < count; start += kSelectAtOnce * kSelectThreads) {
@@ -70,8 +70,8 @@ __device__ __forceinline__ void count_digits(Keys key_of, int count, int shift, 
   }
 }
 
-// Calls `visit(i, larger, equal)` for the warp's part of the keys, where the votes say which lanes' keys are above and at
-// the threshold. Warps have parts of equal length, in the order of i.
+// Calls `visit(i, larger, equal)` for the warp's part of the keys, where the votes say which lanes' keys are above and
+// at the threshold. Warps have parts of equal length, in the order of i.
 template <class Keys, class Visit>
 __device__ __forceinline__ void compare_keys(Keys key_of, int count, unsigned threshold, Visit visit) {
   const int lane = threadIdx.x % kWarpSize, length = (count + kSelectThreads - 1) / kSelectThreads * kWarpSize;

@@ -2,10 +2,10 @@
 //
 // A block takes one key head of one query and the tokens of its part, 64 at a time. Four neighbouring threads share a
 // token's key, each for a quarter of the query heads; then every thread sums two columns of half the tokens' values for
-// all heads. Cached rows are read once per key head and query; weights and sums are float, and parts are merged in order.
+// all heads. Cached rows are read once per key head and query; weights and sums are float, parts are merged in order.
 //
-// Parts are kept as means in the activations' format. In float, or with 32 tokens, they would add a quarter to the bytes
-// that decoding touches; rounding them costs no more than rounding the output does.
+// Parts are kept as means in the activations' format. In float, or with 32 tokens, they would add a quarter to the
+// bytes that decoding touches; rounding them costs no more than rounding the output does.
 #pragma once
 
 #include "common/math.h"
@@ -58,22 +58,22 @@ __device__ __forceinline__ int position_of(const SparseAttentionParams& p, const
   return block < 0 ? -1 : block * p.block + number % p.block;
 }
 
-template <class T>
-__device__ __forceinline__ const T* cached(const SparseAttentionParams& p, const void* cache, int slot, int position,
+template <class C>
+__device__ __forceinline__ const C* cached(const SparseAttentionParams& p, const void* cache, int slot, int position,
                                            int kv_head) {
   const size_t token = size_t(slot) * p.tokens + position;
-  return static_cast<const T*>(cache) + (token * p.kv_heads + kv_head) * p.head_dim;
+  return static_cast<const C*>(cache) + (token * p.kv_heads + kv_head) * p.head_dim;
 }
 
 // Scores of the tokens whose positions are in shared memory.
-template <class T>
+template <class C>
 __device__ __forceinline__ void score_tokens(const SparseAttentionParams& p, int slot, int kv_head, int group,
                                              AttendShared& shared) {
   const int token = threadIdx.x / kKeyThreads, first_head = threadIdx.x % kKeyThreads * kThreadHeads;
   const int position = shared.position[token];
   float scores[kThreadHeads] = {};
   if (position >= 0) {
-    const T* key = cached<T>(p, p.key_state, slot, position, kv_head);
+    const C* key = cached<C>(p, p.key_state, slot, position, kv_head);
     UNROLL
     for (int column = 0; column < kMaxHeadDim; column += kChunk) {
       if (column >= p.head_dim) break;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void score_tokens(const SparseAttentionParams& p, int
       }
     }
   }
-  const float scale = rsqrtf(float(p.head_dim));
+  const float scale = rsqrtf(float(p.head_dim)) * cache_scale<C>(p.k_scale);
   UNROLL
   for (int j = 0; j < kThreadHeads; j++) {
     shared.weight[token][first_head + j] = position >= 0 ? scores[j] * scale : -INFINITY;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void weigh_tokens(int group, AttendShared& shared) {
   }
 }
 
-template <class T>
+template <class C>
 __device__ __forceinline__ void add_values(const SparseAttentionParams& p, int slot, int kv_head, int group,
                                            const AttendShared& shared, float2 (&sums)[kMaxGroup]) {
   const int column = 2 * (threadIdx.x % kColumnThreads), token_group = threadIdx.x / kColumnThreads;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void add_values(const SparseAttentionParams& p, int s
   for (int token = token_group; token < kSplitTokens; token += kTokenGroups) {
     const int position = shared.position[token];
     if (position < 0) continue;  // its memory may hold anything
-    const float2 value = load_pair(cached<T>(p, p.value_state, slot, position, kv_head) + column);
+    const float2 value = load_pair(cached<C>(p, p.value_state, slot, position, kv_head) + column);
     UNROLL
     for (int head = 0; head < kMaxGroup; head++) {
       if (head >= group) continue;
@@ -158,15 +158,16 @@ __device__ __forceinline__ void join_halves(int group, AttendShared& shared, flo
   }
 }
 
-template <class T>
+template <class T, class C>
 __device__ __forceinline__ void store_parts(const SparseAttentionParams& p, size_t head_place, int group,
                                             const AttendShared& shared, const float2 (&sums)[kMaxGroup]) {
   const Workspace out = workspace(p);
+  const float scale = cache_scale<C>(p.v_scale);
   UNROLL
   for (int head = 0; head < kMaxGroup; head++) {
     if (head >= group) continue;
     const size_t place = (head_place + head) * gridDim.x + blockIdx.x;
-    const float sum = shared.sum[head], factor = __fdividef(1.0f, sum);
+    const float sum = shared.sum[head], factor = __fdividef(scale, sum);
     if (threadIdx.x == 0) {
       store(&out.sums[2 * place], shared.largest[head]);
       store(&out.sums[2 * place + 1], sum);
@@ -179,7 +180,7 @@ __device__ __forceinline__ void store_parts(const SparseAttentionParams& p, size
 }
 
 // grid: (splits, kv_heads, batch * kStepTile)
-template <class T>
+template <class T, class C>
 __global__ void __launch_bounds__(kAttendThreads, 1) attend(SparseAttentionParams p, int first) {
   SHARED_ARRAY(AttendShared, shared_memory_of_block, [1]);
   AttendShared& shared = *shared_memory_of_block;
@@ -206,14 +207,14 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend(SparseAttentionParam
       shared.position[threadIdx.x] = position_of(p, visible, tile * kSplitTokens + threadIdx.x);
     }
     __syncthreads();
-    score_tokens<T>(p, slot, kv_head, group, shared);
+    score_tokens<C>(p, slot, kv_head, group, shared);
     __syncthreads();
     weigh_tokens(group, shared);
     __syncthreads();
-    add_values<T>(p, slot, kv_head, group, shared, sums);
+    add_values<C>(p, slot, kv_head, group, shared, sums);
   }
   join_halves(group, shared, sums);
-  store_parts<T>(p, head_place, group, shared, sums);
+  store_parts<T, C>(p, head_place, group, shared, sums);
 }
 
 // grid: (heads, batch * kStepTile), a thread per column

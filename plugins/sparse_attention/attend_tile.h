@@ -1,4 +1,5 @@
-// Softmax attention of a long step's queries on tensor cores, with their norms and RoPE before and the output gate after.
+// Softmax attention of a long step's queries on tensor cores, with their norms and RoPE before it and the output gate
+// after it.
 //
 // A block of threads takes one key head and a tile of neighbouring queries: a row for each of their heads that share it
 // (five queries of twelve heads at the official sizes), 16 rows for each of four warps. It goes through the tokens that
@@ -10,29 +11,21 @@
 
 #include "common/math.h"
 #include "common/rotary.h"
-#include "common/tensor_tile.h"
+#include "sparse_attention/token_tiles.h"
 #include "sparse_attention/unite.h"
 
 namespace flashnext::sparse_attention {
 
-constexpr int kTileThreads = 128;
-constexpr int kTileTokens = 64;
 constexpr int kTokenProducts = kTileTokens / 8;
 constexpr int kHeadProducts = kMaxHeadDim / 8;
 constexpr int kOfRow = 2;  // rows of a tile that a thread has a part of
 
-using HeadTile = Tile<kMaxHeadDim>;
-
-// Tokens of one round: where they are (-1: nobody sees it), and a bit for every query that sees them.
-struct TokenRound {
-  int position[kTileTokens];
-  unsigned seen[kTileTokens];
-};
-
+template <class C>
 struct AttendTileShared {
   BFloat16 query[kTileRows * kMaxHeadDim];  // at the end the gates, then the results
-  BFloat16 key[kTileTokens * kMaxHeadDim];
-  BFloat16 value[kTileTokens * kMaxHeadDim];  // first, floats of the query heads that are being prepared
+  TokenRows<C> key;
+  TokenRows<C> value;  // first, floats of the query heads that are being prepared
+  BFloat16 unpacked[TokenRows<C>::kUnpacked];
   TokenRound rounds[2];
 };
 
@@ -85,7 +78,8 @@ struct TileRow {
   bool valid;
 };
 
-__device__ __forceinline__ TileRow tile_row(const SparseAttentionParams& p, const QueryTile& tile, int kv_head, int row) {
+__device__ __forceinline__ TileRow tile_row(const SparseAttentionParams& p, const QueryTile& tile, int kv_head,
+                                            int row) {
   const int group = p.heads / p.kv_heads, query = row / group;
   return {query, tile.first + query, kv_head * group + row % group, query < tile.count};
 }
@@ -111,19 +105,6 @@ __device__ __forceinline__ void prepare_rows(const SparseAttentionParams& p, con
     }
     __syncwarp();
   }
-}
-
-// Copies the round's rows of a cache in the background.
-template <class T>
-__device__ __forceinline__ void stage_tokens(const SparseAttentionParams& p, const void* cache, int slot, int kv_head,
-                                             const TokenRound& round, HeadTile to) {
-  const T* from = static_cast<const T*>(cache) + (size_t(slot) * p.tokens * p.kv_heads + kv_head) * p.head_dim;
-  const size_t stride = size_t(p.kv_heads) * p.head_dim;
-  const auto row_at = [&](int i) {
-    const int position = round.position[i];
-    return position < 0 ? nullptr : from + position * stride;
-  };
-  stage_rows<kTileThreads>(to, kTileTokens, p.head_dim, row_at);
 }
 
 // What a thread knows of its two rows: weights are relative to the largest score so far, in powers of two.
@@ -205,11 +186,12 @@ __device__ __forceinline__ void add_weighted(const SparseAttentionParams& p, con
   }
 }
 
-// The warp's means times the gates, to y; through its own rows of `tile`, for 16-byte accesses of global memory.
+// The warp's means (times `scale`) times the gates, to y; through its own rows of the queries' tile, for 16-byte
+// accesses of global memory.
 template <class T>
 __device__ __forceinline__ void store_rows(const SparseAttentionParams& p, const QueryTile& tile, int kv_head,
-                                           HeadTile rows, float (&sums)[kHeadProducts][4],
-                                           const RunningSoftmax& running) {
+                                           HeadTile rows, const float (&sums)[kHeadProducts][4],
+                                           const RunningSoftmax& running, float scale) {
   const int lane = threadIdx.x % kWarpSize, first_row = threadIdx.x / kWarpSize * kMmaRows;
   const int column = lane * kChunk;
   __syncwarp();
@@ -222,7 +204,7 @@ __device__ __forceinline__ void store_rows(const SparseAttentionParams& p, const
   __syncwarp();
   UNROLL
   for (int r = 0; r < kOfRow; r++) {
-    const float sum = warp_sum(running.sum[r], 4), factor = sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f;
+    const float sum = warp_sum(running.sum[r], 4), factor = sum > 0.0f ? __fdividef(scale, sum) : 0.0f;
     UNROLL
     for (int n = 0; n < kHeadProducts; n++) {
       if (n * 8 >= p.head_dim) break;
@@ -244,52 +226,52 @@ __device__ __forceinline__ void store_rows(const SparseAttentionParams& p, const
 }
 
 // grid: (tiles, kv_heads, batch)
-template <class T>
+template <class T, class C>
 __global__ void __launch_bounds__(kTileThreads, 2) attend_tile(SparseAttentionParams p) {
-  SHARED_MEMORY(AttendTileShared, shared);
+  SHARED_MEMORY(AttendTileShared<C>, shared);
   allow_next_launch();
   wait_for_previous_launch();
   // The last queries see the most tokens: they start first.
   const int number = gridDim.x - 1 - blockIdx.x, kv_head = blockIdx.y, row = blockIdx.z;
   const QueryTile tile = query_tile(p, row, number);
-  const HeadTile queries{shared->query}, keys{shared->key}, values{shared->value};
+  const HeadTile queries{shared->query}, unpacked{shared->unpacked};
   const HeadTile mine = queries.from_row(threadIdx.x / kWarpSize * kMmaRows);
   float sums[kHeadProducts][4] = {};
   RunningSoftmax running{{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
-  if (tile.count == 0) return store_rows<T>(p, tile, kv_head, mine, sums, running);
+  if (tile.count == 0) return store_rows<T>(p, tile, kv_head, mine, sums, running, 0.0f);
   const TileTokens tokens = tile_tokens(p, tile, number);
   const int slot = load(&p.slots[row]), group = p.heads / p.kv_heads;
   find_tokens(p, tokens, 0, shared->rounds[0]);
   __syncthreads();
-  stage_tokens<T>(p, p.key_state, slot, kv_head, shared->rounds[0], keys);
+  shared->key.stage(p, p.key_state, slot, kv_head, shared->rounds[0]);
   commit_copies();
-  float* const buffers = reinterpret_cast<float*>(shared->value);
+  float* const buffers = reinterpret_cast<float*>(&shared->value);
   prepare_rows<T>(p, tokens, kv_head, queries, buffers + threadIdx.x / kWarpSize * kMaxHeadDim);
   __syncthreads();
   const int first_row = threadIdx.x / kWarpSize * kMmaRows;
   const int query[kOfRow] = {(first_row + accumulator_row(0)) / group, (first_row + accumulator_row(2)) / group};
-  const float scale = rsqrtf(float(p.head_dim)) * 1.44269504f;  // log2(e)
+  const float scale = rsqrtf(float(p.head_dim)) * 1.44269504f * cache_scale<C>(p.k_scale);  // log2(e)
   for (int begin = 0, i = 0; begin < tokens.count; begin += kTileTokens, i ^= 1) {
-    stage_tokens<T>(p, p.value_state, slot, kv_head, shared->rounds[i], values);
+    shared->value.stage(p, p.value_state, slot, kv_head, shared->rounds[i]);
     commit_copies();
     wait_for_copies<1>();
     __syncthreads();
     float scores[kTokenProducts][4] = {};
-    multiply_keys(p, mine, keys, scores);
+    multiply_keys(p, mine, shared->key.tile(p.head_dim, unpacked), scores);
     find_tokens(p, tokens, begin + kTileTokens, shared->rounds[i ^ 1]);
     __syncthreads();
     if (begin + kTileTokens < tokens.count) {
-      stage_tokens<T>(p, p.key_state, slot, kv_head, shared->rounds[i ^ 1], keys);
+      shared->key.stage(p, p.key_state, slot, kv_head, shared->rounds[i ^ 1]);
     }
     commit_copies();
     float decay[kOfRow];
     weigh(scores, query, shared->rounds[i], scale, running, decay);
     wait_for_copies<1>();
     __syncthreads();
-    add_weighted(p, scores, values, decay, sums);
+    add_weighted(p, scores, shared->value.tile(p.head_dim, unpacked), decay, sums);
     __syncthreads();
   }
-  store_rows<T>(p, tile, kv_head, mine, sums, running);
+  store_rows<T>(p, tile, kv_head, mine, sums, running, cache_scale<C>(p.v_scale));
 }
 
 }  // namespace flashnext::sparse_attention

@@ -1,7 +1,7 @@
 // The choice among scored blocks: the best `budget_blocks` of them, ties to the lower block.
 //
-// Many blocks are looked through in parts, each by a block of threads of its own, which keeps as many as could be chosen;
-// the choice among those is the choice among all, since a part keeps the lower ones of equals, and keeps them in order.
+// Many blocks are looked through in parts, each by a block of threads of its own, which keeps as many as could be
+// chosen; the choice among those is the choice among all, since a part keeps the lower ones of equals, and in order.
 // Where all complete blocks fit the budget, all are chosen and no score is read.
 #pragma once
 

@@ -1,5 +1,5 @@
-// SparseAttention: the launches. prepare.h brings queries and caches up to date, score.h scores blocks, choose.h picks them,
-// attend.h attends and merges.
+// SparseAttention: the launches. prepare.h brings queries and caches up to date, score.h scores blocks, choose.h picks
+// them, attend.h attends and merges; score_tile.h, unite.h and attend_tile.h do it for long steps on tensor cores.
 #include "sparse_attention/kernel.h"
 
 #include <algorithm>
@@ -17,11 +17,11 @@ namespace flashnext {
 namespace sparse_attention {
 namespace {
 
-template <class T>
+template <class T, class C>
 Status launch_prepare(const SparseAttentionParams& p) {
   const int64_t tasks = int64_t(p.batch) * p.steps * head_tasks(p);
   const dim3 grid((tasks + kPrepareWarps - 1) / kPrepareWarps);
-  const Status status = launch(prepare<T>, grid, dim3(kPrepareWarps * kWarpSize), 0, p.stream, p);
+  const Status status = launch(prepare<T, C>, grid, dim3(kPrepareWarps * kWarpSize), 0, p.stream, p);
   if (!status || !p.index_qk || ring_has_room(p)) return status;
   return launch(keep_ring<T>, dim3(p.ring, p.batch), dim3(kWarpSize), 0, p.stream, p);
 }
@@ -37,7 +37,7 @@ Status launch_choose(const SparseAttentionParams& p, int first) {
 }
 
 // The steps' tokens from `first` on: at most kStepTile of each sequence.
-template <class T>
+template <class T, class C>
 Status launch_steps(const SparseAttentionParams& p, int first) {
   Status status;
   if (!p.blocks) {
@@ -49,7 +49,7 @@ Status launch_steps(const SparseAttentionParams& p, int first) {
   if (!status) return status;
   const int splits = split_count(p);
   const dim3 grid(splits, p.kv_heads, p.batch * kStepTile);
-  status = launch(attend<T>, grid, dim3(kAttendThreads), 0, p.stream, p, first);
+  status = launch(attend<T, C>, grid, dim3(kAttendThreads), 0, p.stream, p, first);
   if (!status) return status;
   const dim3 merge_grid(p.heads, p.batch * kStepTile);
   return launch(merge<T>, merge_grid, dim3(kMaxHeadDim), 0, p.stream, p, first, splits);
@@ -64,7 +64,7 @@ Status launch_scores(const SparseAttentionParams& p, int first) {
 }
 
 // A long step: choices for all its queries, then attention of all.
-template <class T>
+template <class T, class C>
 Status launch_tiles(const SparseAttentionParams& p) {
   Status status;
   const bool scored = !p.blocks && p.index_blocks > p.budget_blocks;
@@ -75,16 +75,16 @@ Status launch_tiles(const SparseAttentionParams& p) {
   const dim3 tiles(tile_count(p), p.batch), grid(tile_count(p), p.kv_heads, p.batch);
   if (status && (scored || p.blocks)) status = launch(unite, tiles, dim3(kUniteThreads), 0, p.stream, p);
   if (!status) return status;
-  return launch(attend_tile<T>, grid, dim3(kTileThreads), sizeof(AttendTileShared), p.stream, p);
+  return launch(attend_tile<T, C>, grid, dim3(kTileThreads), sizeof(AttendTileShared<C>), p.stream, p);
 }
 
-template <class T>
+template <class T, class C>
 Status launch_format(const SparseAttentionParams& p) {
-  Status status = launch_prepare<T>(p);
+  Status status = launch_prepare<T, C>(p);
   if constexpr (std::is_same_v<T, BFloat16>) {
-    if (status && on_tensor_cores(p)) return launch_tiles<T>(p);
+    if (status && on_tensor_cores(p)) return launch_tiles<T, C>(p);
   }
-  for (int first = 0; status && first < p.steps; first += kStepTile) status = launch_steps<T>(p, first);
+  for (int first = 0; status && first < p.steps; first += kStepTile) status = launch_steps<T, C>(p, first);
   return status;
 }
 
@@ -99,6 +99,11 @@ Status check(const SparseAttentionParams& p) {
   if (p.block < 1 || p.budget_blocks < 1) return rejected("SparseAttention: block and budget_blocks must be positive");
   if (!p.blocks == !p.index_qk || !p.blocks != !p.blocks_len) {
     return rejected("SparseAttention: give index_qk and its states, or blocks and blocks_len");
+  }
+  if (p.K == kFloat8E4M3 ? p.head_dim % 16 != 0 : p.K != p.T || p.k_scale || p.v_scale) {
+    return rejected(
+        "SparseAttention: caches are in the activations' format and without scales, or in E4M3 with a head_dim that is "
+        "a multiple of 16");
   }
   if (p.tokens / p.block >= 1 << kBlockBits) return rejected("SparseAttention: at most 16,777,215 blocks of tokens");
   if (!p.index_qk) return {};
@@ -123,8 +128,11 @@ int64_t workspace_bytes(const SparseAttentionParams& p) {
 Status launch(const SparseAttentionParams& p) {
   const Status status = sparse_attention::check(p);
   if (!status || p.batch == 0 || p.steps == 0) return status;
-  if (p.T == kFloat32) return sparse_attention::launch_format<Float32>(p);
-  if (p.T == kBFloat16) return sparse_attention::launch_format<BFloat16>(p);
+  const bool fp8 = p.K == kFloat8E4M3;
+  if (p.T == kFloat32 && fp8) return sparse_attention::launch_format<Float32, Float8E4M3>(p);
+  if (p.T == kBFloat16 && fp8) return sparse_attention::launch_format<BFloat16, Float8E4M3>(p);
+  if (p.T == kFloat32) return sparse_attention::launch_format<Float32, Float32>(p);
+  if (p.T == kBFloat16) return sparse_attention::launch_format<BFloat16, BFloat16>(p);
   return rejected("SparseAttention: no kernel for this format");
 }
 

@@ -4,7 +4,10 @@
 //     select_return  the same, with blocks_out
 //     given          blocks and blocks_len instead
 //
-// `score_bytes`: how many bytes of scores a long step keeps at a time; 0: 256 MiB.
+// The caches (K) are in the activations' format, or in E4M3: a key or value is a code times the layer's `k_scale` or
+// `v_scale`, which are 1 where they are absent. That is what vLLM's `kv_cache_dtype="fp8"` means, so its scales fit.
+//
+// `score_bytes`: how many bytes of scores a long step keeps at a time; 0: 260 MiB.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +25,14 @@ struct SparseAttentionParams {
   const int32_t* slots;             // [batch] int32
   const int32_t* past_len;          // [batch] int32
   const int32_t* new_len;           // [batch] int32
-  void* key_state;                  // [rows, tokens, kv_heads, head_dim] T
-  void* value_state;                // [rows, tokens, kv_heads, head_dim] T
+  void* key_state;                  // [rows, tokens, kv_heads, head_dim] K
+  void* value_state;                // [rows, tokens, kv_heads, head_dim] K
   void* index_tail_state;           // [rows, ring, index_head_dim] T
   void* index_key_state;            // [rows, index_blocks, index_head_dim] T
   const int32_t* blocks;            // [batch, budget_blocks] int32
   const int32_t* blocks_len;        // [batch] int32
+  const float* k_scale;             // [1] float32
+  const float* v_scale;             // [1] float32
   void* y;                          // [batch, steps, heads*head_dim] T
   int32_t* blocks_out;              // [batch, budget_blocks] int32
 
@@ -47,6 +52,7 @@ struct SparseAttentionParams {
   int32_t index_blocks;    // size
   int32_t budget_blocks;   // size
   int32_t T;               // format
+  int32_t K;               // format
   int32_t block;           // attribute
   int64_t score_bytes;     // attribute
   float eps;               // attribute

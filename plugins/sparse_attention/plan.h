@@ -1,12 +1,14 @@
 // Limits, the workspace, and what a step's rows mean; shared by the kernels of SparseAttention.
 #pragma once
 
+#include <type_traits>
+
 #include "common/memory.h"
 #include "sparse_attention/params.h"
 
 namespace flashnext::sparse_attention {
 
-constexpr int kStepTile = 8;       // tokens of each sequence that are scored and attended at a time without tensor cores
+constexpr int kStepTile = 8;       // tokens of each sequence that are worked on at a time without tensor cores
 constexpr int kSplitTokens = 64;   // that a block attends to at a time
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxIndexDim = 128;
@@ -20,7 +22,8 @@ constexpr int kTileRows = 64;       // pairs of a query and a head that share a 
 constexpr int kMaxTileQueries = 8;  // bits of a mask beside a block's number
 constexpr int kBlockBits = 24;      // of a block's number
 constexpr int kScoreRows = 128;     // pairs of a query and an index head that are scored together
-constexpr int64_t kScoreBytes = 256 << 20;  // of scores at a time, unless the caller says otherwise
+// Of scores at a time, unless the caller says otherwise: 1,024 steps in a cache of 262,144 tokens, 256 in one of a million.
+constexpr int64_t kScoreBytes = 260 << 20;
 
 __device__ __host__ inline bool on_tensor_cores(const SparseAttentionParams& p) {
   return p.T == kBFloat16 && p.steps > kStepTile;
@@ -106,6 +109,14 @@ __device__ __host__ inline Workspace workspace(const SparseAttentionParams& p) {
   const size_t part_bytes = splits * p.head_dim * (p.T == kFloat32 ? sizeof(Float32) : sizeof(BFloat16));
   w.bytes = (w.sums + splits * 2 - start) * sizeof(float) + part_bytes;
   return w;
+}
+
+// --- caches -----------------------------------------------------------------------------------------
+
+// What the codes of a cache in E4M3 are multiplied by.
+template <class C>
+__device__ __forceinline__ float cache_scale(const float* scale) {
+  return std::is_same_v<C, Float8E4M3> && scale ? load(scale) : 1.0f;
 }
 
 // --- a step's rows ----------------------------------------------------------------------------------

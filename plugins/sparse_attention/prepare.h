@@ -1,7 +1,7 @@
 // First launch: norms and RoPE of queries, keys and index queries; the caches take the step's tokens.
 //
-// A warp per head of a token. Index keys are kept raw in a ring; the token that completes a block also pools it: mean of
-// its raw keys in float, norm, RoPE at the block's first position.
+// A warp per head of a token. Index keys are kept raw in a ring; the token that completes a block also pools it: mean
+// of its raw keys in float, norm, RoPE at the block's first position.
 #pragma once
 
 #include "common/rotary.h"
@@ -28,7 +28,8 @@ __device__ __forceinline__ Rotation rotation_of(const SparseAttentionParams& p) 
 }
 
 template <class T>
-__device__ __forceinline__ void prepare_query(const SparseAttentionParams& p, const Query& at, int head, float* buffer) {
+__device__ __forceinline__ void prepare_query(const SparseAttentionParams& p, const Query& at, int head,
+                                              float* buffer) {
   const T* from = static_cast<const T*>(p.q_gate) + (token_place(p, at) * p.heads + head) * 2 * p.head_dim;
   float* out = workspace(p).query + (token_place(p, at) * p.heads + head) * p.head_dim;
   const auto source = [&](int i) { return load(from + i); };
@@ -38,28 +39,38 @@ __device__ __forceinline__ void prepare_query(const SparseAttentionParams& p, co
   }
 }
 
-template <class T>
-__device__ __forceinline__ T* cache_place(const SparseAttentionParams& p, void* cache, const Query& at, int head) {
+template <class C>
+__device__ __forceinline__ C* cache_place(const SparseAttentionParams& p, void* cache, const Query& at, int head) {
   const size_t token = size_t(load(&p.slots[at.row])) * p.tokens + at.position;
-  return static_cast<T*>(cache) + (token * p.kv_heads + head) * p.head_dim;
+  return static_cast<C*>(cache) + (token * p.kv_heads + head) * p.head_dim;
 }
 
-template <class T>
+// A value as the cache stores it. The quotient is the rounded one, so that codes are those of the reference.
+template <class C>
+__device__ __forceinline__ float in_cache(float value, float scale) {
+  return std::is_same_v<C, Float8E4M3> ? value / scale : value;
+}
+
+template <class T, class C>
 __device__ __forceinline__ void prepare_key(const SparseAttentionParams& p, const Query& at, int head, float* buffer) {
   const T* from = static_cast<const T*>(p.k) + (token_place(p, at) * p.kv_heads + head) * p.head_dim;
-  T* out = cache_place<T>(p, p.key_state, at, head);
+  C* out = cache_place<C>(p, p.key_state, at, head);
+  const float scale = cache_scale<C>(p.k_scale);
   const auto source = [&](int i) { return load(from + i); };
   normalise_head(source, static_cast<const T*>(p.k_norm_weight), p.head_dim, p.eps, buffer);
   for (int i = threadIdx.x % kWarpSize; i < p.head_dim; i += kWarpSize) {
-    store(out + i, rotated(buffer, i, at.position, rotation_of(p)));
+    store(out + i, in_cache<C>(rotated(buffer, i, at.position, rotation_of(p)), scale));
   }
 }
 
-template <class T>
+template <class T, class C>
 __device__ __forceinline__ void keep_value(const SparseAttentionParams& p, const Query& at, int head) {
   const T* from = static_cast<const T*>(p.v) + (token_place(p, at) * p.kv_heads + head) * p.head_dim;
-  T* out = cache_place<T>(p, p.value_state, at, head);
-  for (int i = threadIdx.x % kWarpSize; i < p.head_dim; i += kWarpSize) store(out + i, load(from + i));
+  C* out = cache_place<C>(p, p.value_state, at, head);
+  const float scale = cache_scale<C>(p.v_scale);
+  for (int i = threadIdx.x % kWarpSize; i < p.head_dim; i += kWarpSize) {
+    store(out + i, in_cache<C>(load(from + i), scale));
+  }
 }
 
 // Head `head` of index_qk at a token of the step; the key is the one after the queries.
@@ -117,7 +128,7 @@ __device__ __forceinline__ void pool_block(const SparseAttentionParams& p, const
 }
 
 // grid: (batch * steps * tasks / kPrepareWarps)
-template <class T>
+template <class T, class C>
 __global__ void __launch_bounds__(kPrepareWarps * kWarpSize, 1) prepare(SparseAttentionParams p) {
   SHARED_ARRAY(float, buffers, [kPrepareWarps][kMaxHeadDim]);
   allow_next_launch();
@@ -131,9 +142,9 @@ __global__ void __launch_bounds__(kPrepareWarps * kWarpSize, 1) prepare(SparseAt
   int task = int(number % head_tasks(p));
   if (task < query_tasks(p)) return prepare_query<T>(p, at, task, buffer);
   task -= query_tasks(p);
-  if (task < p.kv_heads) return prepare_key<T>(p, at, task, buffer);
+  if (task < p.kv_heads) return prepare_key<T, C>(p, at, task, buffer);
   task -= p.kv_heads;
-  if (task < p.kv_heads) return keep_value<T>(p, at, task);
+  if (task < p.kv_heads) return keep_value<T, C>(p, at, task);
   task -= p.kv_heads;
   if (task < p.index_heads) return prepare_index_query<T>(p, at, task, buffer);
   pool_block<T>(p, at, buffer);

@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kScoreWarps * kWarpSize) score(SparseAttention
   __syncthreads();
   const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
   const int key_lane = lane % kKeyLanes, column = key_lane * kChunk;
-  const T* keys = static_cast<const T*>(p.index_key_state) + size_t(load(&p.slots[row])) * p.index_blocks * p.index_head_dim;
+  const size_t first_key = size_t(load(&p.slots[row])) * p.index_blocks;
+  const T* keys = static_cast<const T*>(p.index_key_state) + first_key * p.index_head_dim;
   const float scale = rsqrtf(float(p.index_head_dim));
   for (int i = warp * kWarpKeys + lane / kKeyLanes; i < kBlockKeys; i += kScoreWarps * kWarpKeys) {
     const int block = begin + i;

@@ -1,9 +1,9 @@
 // Scores of the complete blocks for the queries of a long step, on tensor cores.
 //
-// A block of threads keeps its queries in shared memory and goes through the pooled keys, 128 at a time. Every warp takes
-// 32 of them into registers, so that the next ones can arrive while it multiplies: all index heads of 16 queries by its
-// keys, ReLU, sum over the heads. Keys are BF16 as they are stored; a query is a sum of two BF16 values, which is right
-// to 2^-17: the choice of blocks is then that of a product in float, but for what its sums round.
+// A block of threads keeps its queries in shared memory and goes through the pooled keys, 128 at a time. Every warp
+// takes 32 of them into registers, so that the next ones can arrive while it multiplies: all index heads of 16 queries
+// by its keys, ReLU, sum over the heads. Keys are BF16 as they are stored; a query is a sum of two BF16 values, which
+// is right to 2^-17: the choice of blocks is then that of a product in float, but for what its sums round.
 #pragma once
 
 #include "common/tensor_tile.h"
@@ -49,7 +49,8 @@ __device__ __forceinline__ void stage_tile_queries(const SparseAttentionParams& 
 }
 
 template <class T>
-__device__ __forceinline__ void stage_keys(const SparseAttentionParams& p, int slot, int begin, int end, IndexTile keys) {
+__device__ __forceinline__ void stage_keys(const SparseAttentionParams& p, int slot, int begin, int end,
+                                           IndexTile keys) {
   const T* from = static_cast<const T*>(p.index_key_state) + size_t(slot) * p.index_blocks * p.index_head_dim;
   const auto row_at = [&](int i) { return begin + i < end ? from + size_t(begin + i) * p.index_head_dim : nullptr; };
   stage_rows<kScoreTileThreads>(keys, kTileKeys, p.index_head_dim, row_at);
@@ -75,6 +76,21 @@ __device__ __forceinline__ void add_head(float (&sums)[2 * kKeyPairs][4], IndexT
   for (int n = 0; n < 2 * kKeyPairs; n++) {
     UNROLL
     for (int i = 0; i < 4; i++) sums[n][i] += fmaxf(products[n][i], 0.0f);
+  }
+}
+
+// To `rows` of 16 queries, of which `count` are there; the keys' blocks, from `first_block` on, end before `most`.
+__device__ __forceinline__ void store_scores(const float (&sums)[2 * kKeyPairs][4], float scale, float* rows,
+                                             size_t stride, int count, int first_block, int most) {
+  UNROLL
+  for (int n = 0; n < 2 * kKeyPairs; n++) {
+    UNROLL
+    for (int r = 0; r < 2; r++) {
+      const int row = accumulator_row(2 * r), block = first_block + n * 8 + accumulator_column(0);
+      if (row >= count || block >= most) continue;
+      const float2 pair = make_float2(sums[n][2 * r] * scale, sums[n][2 * r + 1] * scale);
+      store_pair(reinterpret_cast<Float32*>(rows + row * stride + block), pair);
+    }
   }
 }
 
@@ -116,12 +132,8 @@ __global__ void __launch_bounds__(kScoreTileThreads, 2) score_tile(SparseAttenti
       for (int head = 0; head < p.index_heads; head++) {
         add_head(sums, tiles.high.from_row(head * queries + query), tiles.low.from_row(head * queries + query), keys);
       }
-      UNROLL
-      for (int n = 0; n < 4 * kKeyPairs; n++) {
-        const int step = query + accumulator_row(n % 2 * 2), block = begin + warp_key + n / 2 * 8 + accumulator_column(0);
-        const float2 pair = make_float2(sums[n / 2][n % 2 * 2] * scale, sums[n / 2][n % 2 * 2 + 1] * scale);
-        if (step < count && block < most) store_pair(reinterpret_cast<Float32*>(out + step * score_stride(p) + block), pair);
-      }
+      float* const rows = out + query * score_stride(p);
+      store_scores(sums, scale, rows, score_stride(p), count - query, begin + warp_key, most);
     }
   }
 }

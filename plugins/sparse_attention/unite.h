@@ -1,8 +1,8 @@
 // The blocks that the queries of a tile see together, so that attention reads each of them once.
 //
 // A bit for every block of a window of the context is set by whoever chose it; counting the bits gives the blocks in
-// ascending order, and their places in the list. A block's entry carries a mask of the queries that chose it. The list also
-// has the unfinished blocks of the queries' tails, which no mask names: visibility of their tokens follows from positions.
+// ascending order, and their places in the list. A block's entry carries a mask of the queries that chose it. The list
+// also has the unfinished blocks of the queries' tails, which no mask names: positions say who sees their tokens.
 #pragma once
 
 #include "common/reduce.h"

@@ -68,10 +68,14 @@ def sparse_attention_case(
     scores: str = "free",
     rope_scale: float = 1.0,
     score_bytes: int = 0,
+    fp8_scales: tuple[float, float] | None = None,
     seed: int = 0,
     **sizes: int,
 ) -> Case:
-    """`scores`: "free", "zero" (no index query meets a key), "equal" (all pooled keys alike) or "crowded"."""
+    """`scores`: "free", "zero" (no index query meets a key), "equal" (all pooled keys alike) or "crowded".
+
+    `fp8_scales` of keys and values make the caches E4M3.
+    """
     g = torch.Generator().manual_seed(seed)
     values = _inputs(g, rows, steps, dtype, sizes)
     values |= _states(g, values["slots"], rows, capacity or max(r.past for r in rows) + steps, window, dtype, sizes)
@@ -81,7 +85,12 @@ def sparse_attention_case(
     attributes = {"eps": 1e-6, "rope_scale": rope_scale, **{name: sizes[name] for name in ATTRIBUTES}}
     names = GIVEN if form == "given" else SELECT
     values = {name: values[name] for name in names}
+    if fp8_scales:
+        attributes["cache_scales"] = fp8_scales
+        values |= {name: values[name].to(torch.float8_e4m3fn) for name in ("key_state", "value_state")}
     out = REFERENCES["SparseAttention"][form](*(values[n].clone() for n in names), **attributes)
+    if fp8_scales:
+        values |= {name: torch.tensor([s]) for name, s in zip(("k_scale", "v_scale"), fp8_scales, strict=True)}
     states = [n for n in names if n.endswith("_state")]
     expected = dict(zip(("y", *states), out, strict=False))
     values |= {"y": poisoned(*expected["y"].shape, dtype=dtype)}

@@ -44,6 +44,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "sparse_attention, tiles": lambda: sparse_attention_case(
         "select", [AttentionRow(82, 9), AttentionRow(0, 10)], 10, **{**ATTENTION, "budget_blocks": 18}, dtype=BF16
     ),
+    "sparse_attention, tiles, FP8 cache": lambda: sparse_attention_case(
+        "given", [AttentionRow(82, 9), AttentionRow(0, 10)], 10, fp8_scales=(0.1, 0.1), **ATTENTION, dtype=BF16
+    ),
     "sparse_moe": lambda: sparse_moe_case("nvfp4", tokens=2, hidden=64, inner=32, experts=9, top_k=3, dtype=BF16),
     "sparse_moe, long step": lambda: sparse_moe_case(
         "fp8", tokens=20, hidden=64, inner=32, experts=5, top_k=2, dtype=BF16

@@ -181,7 +181,8 @@ def test_context_of_262144(kernels: HostKernels) -> None:
 def test_prefill_of_2048_tokens_moves_every_byte_once(kernels: HostKernels) -> None:
     case = sparse_attention_case("select", [Row(0, 2048)], 2048, dtype=BF16, **OFFICIAL)
     report = case.check(kernels, Execution(watch="sectors"))
-    needed = sum(case.values[name].nbytes for name in ("q_gate", "k", "v", "index_qk", "y"))
+    needed = sum(case.values[name].nbytes for name in ("q_gate", "k", "v", "y"))
+    needed += case.values["index_qk"].nbytes // 5  # the index keys: nothing has to be scored
     needed += 2048 * 2 * case.values["key_state"][0, 0].nbytes + 512 * case.values["index_key_state"][0, 0].nbytes
     print(f"{report}, needed {needed // 32} sectors: {report.sectors * 32 / needed:.3f}")
-    assert report.sectors <= 1.02 * needed / 32
+    assert 1 <= report.sectors * 32 / needed <= 1.02

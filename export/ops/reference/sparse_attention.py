@@ -4,6 +4,9 @@ Keys, values, raw index keys and pooled block keys are addressed by position, so
 overwritten, and lengths decide what is visible. A block of r tokens gets its pooled key in the step that brings its
 last token: mean of the raw keys in float32, RMSNorm, RoPE at the block's first position.
 
+A cache in E4M3 is for the kernels' sake, which have it; no form of the table does. Its codes are quotients by a layer's
+scale, rounded to nearest and saturated; `cache_scales` are those of keys and values.
+
 Score of block b for the query at position i: sum_h relu(q_h . k_b) / sqrt(Di), only where the block is complete
 (r*b + r - 1 <= i). ReLU makes exact ties at zero common: ties go to the LOWER block index.
 """
@@ -16,6 +19,9 @@ import torch
 from torch import Tensor
 
 from flashnext.export.ops.reference.common import ring_history, ring_write, rms_norm, rotate, wide
+from flashnext.export.ops.reference.residual_store import E4M3, quantize
+
+UNSCALED = (1.0, 1.0)
 
 
 def select(*inputs: Tensor, **attributes: float) -> tuple[Tensor, ...]:
@@ -49,6 +55,7 @@ def select_return(
     block: int,
     budget_blocks: int,
     rope_scale: float,
+    cache_scales: tuple[float, float] = UNSCALED,
 ) -> tuple[Tensor, ...]:
     y = torch.zeros(*q_gate.shape[:2], q_gate.shape[2] // 2, dtype=q_gate.dtype)
     blocks_out = torch.full((q_gate.shape[0], budget_blocks), -1, dtype=torch.int32)
@@ -58,7 +65,7 @@ def select_return(
         positions = torch.arange(past, past + new)
         query, gate = _queries(q_gate[row, :new], q_norm_weight, positions, inv_freq, head_dim, eps, rope_scale)
         _store_keys(key_state[slot], value_state[slot], k[row, :new], v[row, :new], k_norm_weight, positions, inv_freq,
-                    kv_heads, eps, rope_scale)  # fmt: skip
+                    kv_heads, eps, rope_scale, cache_scales)  # fmt: skip
         index = index_qk[row, :new].unflatten(-1, (-1, index_head_dim))
         _store_index_keys(index_tail_state[slot], index_key_state[slot], index[:, -1], index_k_norm_weight, past,
                           inv_freq, block, eps, rope_scale)  # fmt: skip
@@ -67,7 +74,7 @@ def select_return(
         count = min(budget_blocks, (past + new) // block)
         blocks_out[row, :count] = chosen[-1, :count].to(torch.int32)
         visible = visible_tokens(chosen, positions, (positions + 1) // block * block, block)
-        y[row, :new] = _attend(query, gate, key_state[slot], value_state[slot], visible).to(y.dtype)
+        y[row, :new] = _attend(query, gate, key_state[slot], value_state[slot], visible, cache_scales).to(y.dtype)
     return y, key_state, value_state, index_tail_state, index_key_state, blocks_out
 
 
@@ -95,6 +102,7 @@ def given(
     block: int,
     budget_blocks: int,
     rope_scale: float,
+    cache_scales: tuple[float, float] = UNSCALED,
 ) -> tuple[Tensor, Tensor, Tensor]:
     y = torch.zeros(*q_gate.shape[:2], q_gate.shape[2] // 2, dtype=q_gate.dtype)
     for row, (slot, past, new) in enumerate(zip(slots.tolist(), past_len.tolist(), new_len.tolist(), strict=True)):
@@ -103,10 +111,10 @@ def given(
         positions = torch.arange(past, past + new)
         query, gate = _queries(q_gate[row, :new], q_norm_weight, positions, inv_freq, head_dim, eps, rope_scale)
         _store_keys(key_state[slot], value_state[slot], k[row, :new], v[row, :new], k_norm_weight, positions, inv_freq,
-                    kv_heads, eps, rope_scale)  # fmt: skip
+                    kv_heads, eps, rope_scale, cache_scales)  # fmt: skip
         tail_start = torch.full((new,), int(blocks_len[row]) // block * block)
         visible = visible_tokens(blocks[row].expand(new, -1).long(), positions, tail_start, block)
-        y[row, :new] = _attend(query, gate, key_state[slot], value_state[slot], visible).to(y.dtype)
+        y[row, :new] = _attend(query, gate, key_state[slot], value_state[slot], visible, cache_scales).to(y.dtype)
     return y, key_state, value_state
 
 
@@ -153,11 +161,16 @@ def _store_keys(
     kv_heads: int,
     eps: float,
     scale: float,
+    cache_scales: tuple[float, float],
 ) -> None:
     """Write the new tokens' keys (norm, RoPE) and values into one slot's caches [C1, Nkv, D]."""
     key = rotate(rms_norm(k.unflatten(-1, (kv_heads, -1)), weight, eps), positions, inv_freq, scale)
-    keys[positions] = key.to(keys.dtype)
-    values[positions] = v.unflatten(-1, (kv_heads, -1)).to(values.dtype)
+    value = v.unflatten(-1, (kv_heads, -1))
+    step = slice(int(positions[0]), int(positions[-1]) + 1)
+    if keys.dtype == E4M3.dtype:
+        key, value = (quantize(x, torch.tensor(s)) for x, s in zip((key, value), cache_scales, strict=True))
+    keys[step] = key.to(keys.dtype)
+    values[step] = value.to(values.dtype)
 
 
 def _store_index_keys(
@@ -184,12 +197,14 @@ def _store_index_keys(
     ring_write(tail, past, raw)
 
 
-def _attend(query: Tensor, gate: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+def _attend(
+    query: Tensor, gate: Tensor, keys: Tensor, values: Tensor, visible: Tensor, cache_scales: tuple[float, float]
+) -> Tensor:
     """Softmax attention over the visible tokens, gated: [T, Nq*D]."""
     tokens = visible.shape[1]
     group = query.shape[1] // keys.shape[1]
-    key = wide(keys[:tokens]).repeat_interleave(group, dim=1)
-    value = wide(values[:tokens]).repeat_interleave(group, dim=1)
+    key = (wide(keys[:tokens]) * cache_scales[0]).repeat_interleave(group, dim=1)
+    value = (wide(values[:tokens]) * cache_scales[1]).repeat_interleave(group, dim=1)
     scores = torch.einsum("thd,khd->thk", query, key) * query.shape[-1] ** -0.5
     weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)
     # A token that the softmax does not see weighs exactly 0; 0 * NaN would still be NaN.
