@@ -93,7 +93,7 @@ def prompts(vocabulary: int, load: Load, text: Tokens = (), seed: int = 0) -> li
     """
     rng = np.random.default_rng(seed)
     if not text:
-        return rng.integers(0, vocabulary, (load.batch, load.prompt_length)).tolist()
+        return [rng.integers(0, vocabulary, load.prompt_length).tolist() for _ in range(load.batch)]
     if len(text) < load.prompt_length:
         raise RequestError(f"The text has {len(text)} tokens and a prompt takes {load.prompt_length}. Give more text.")
     starts = np.linspace(0, len(text) - load.prompt_length, load.batch, dtype=int)
@@ -175,9 +175,11 @@ def measure_transformers(checkpoint: Path, load: Load, text: Tokens = (), thread
         ) from None
     if threads:
         torch.set_num_threads(threads)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    model = Qwen4ExpForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    logging: Any = transformers.logging  # without annotations, like the model
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model: Any = Qwen4ExpForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model.eval()
     given = torch.tensor(prompts(model.config.vocab_size, load, text))
     result = Result(load)
     for repeat in range(load.repeats + 1):

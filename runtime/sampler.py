@@ -184,7 +184,7 @@ def verify(draft: Draft, tokens: NDArray[np.int64], weights: NDArray[np.float64]
     `tokens` and `weights` (not normalised) are the distribution p that is wanted, `fraction` the draw.
     """
     wanted = float(weights[tokens == draft.token].sum() / weights.sum())
-    return fraction * _drafted(draft, np.array([draft.token]))[0] < wanted
+    return bool(fraction * _drafted(draft, np.array([draft.token]))[0] < wanted)
 
 
 def beyond(draft: Draft, tokens: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np.float64]:

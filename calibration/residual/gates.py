@@ -30,7 +30,8 @@ def read_gates(normed: Tensor, module: GatedResidual) -> Tensor:
     """G [..., n, H] of a Gated Residual for its normalised branches, in their dtype."""
     down, up = (m.weight.to(normed.dtype) for m in (module.input_mix_weight_down, module.input_mix_weight_up))
     low = functional.silu(normed.flatten(-2) @ down.T / normed.shape[-2])
-    return torch.sigmoid(low @ up.T).unflatten(-1, normed.shape[-2:])
+    gates: Tensor = torch.sigmoid(low @ up.T).unflatten(-1, normed.shape[-2:])
+    return gates
 
 
 @dataclass

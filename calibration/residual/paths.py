@@ -75,7 +75,8 @@ class Paths:
     def spans(self) -> Floats:
         """[V, U] blocks from source to reader."""
         places = np.array([b.place for b in self.readers])[:, None] - np.array([b.place for b in self.sources])
-        return places.astype(np.float64)
+        spans: Floats = places.astype(np.float64)
+        return spans
 
     def mean_spans(self) -> list[float]:
         """Mean span of what each branch carries, weighted by its shares."""
