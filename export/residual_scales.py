@@ -9,6 +9,7 @@ is wrong and how to mend it. It is plain data (no torch), written whole or not a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -119,9 +120,10 @@ class ResidualScales:
         """Write the file, whole or not at all.
 
         Raises:
-            ScalesError: the file cannot be written.
+            ScalesError: the file cannot be written, or would replace something else than a file of scales.
         """
         path = Path(path)
+        check_replaceable(path)
         partial = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             partial.write_text(json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -129,7 +131,8 @@ class ResidualScales:
         except OSError as cause:
             raise ScalesError(f"{path} cannot be written ({cause.strerror or cause}). Name another file.") from None
         finally:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a name that cannot be written cannot be removed either
+                partial.unlink(missing_ok=True)
 
     def check(self, config: ModelConfig, identity: str, source: str | Path = "scales") -> None:
         """Hold the scales to a model and its checkpoint.
@@ -175,6 +178,22 @@ def scale_fault(value: float, form: str = "e4m3") -> str:
     return "" if value <= largest else f"a scale above {largest:.3g} stands for infinite values"
 
 
+def check_replaceable(path: Path) -> None:
+    """Scales replace earlier scales and nothing else: not the text they come from, no checkpoint's file, no device.
+
+    Raises:
+        ScalesError: something else is at this path.
+    """
+    if not path.exists():
+        return
+    try:
+        known = {"format_version", "scales"} <= read_json_object(path, ScalesError, "scales", MAX_BYTES).keys()
+    except ScalesError:
+        known = False
+    if not known:
+        raise ScalesError(f"{path} exists and is no file of scales. Name another file, or remove this one.")
+
+
 # --- reading ------------------------------
 
 
@@ -185,9 +204,9 @@ def read_scales(path: str | Path, config: ModelConfig, identity: str) -> Residua
         ScalesError: not a file of scales of this version, or what `ResidualScales.check` refuses.
     """
     path = Path(path)
-    raw = read_json_object(path, ScalesError, "a file of scales, as flashnext calibrate writes them", MAX_BYTES)
+    raw = read_json_object(path, ScalesError, "a file of scales from flashnext calibrate", MAX_BYTES)
     version = raw.get("format_version")
-    if version != FORMAT_VERSION:
+    if type(version) is not int or version != FORMAT_VERSION:
         raise ScalesError(f"{path} has format version {version!r:.40}, this release reads {FORMAT_VERSION}. {REMEDY}")
     try:
         scales = _from_raw(raw)

@@ -86,7 +86,7 @@ class TextReader:
             raise CalibrationError(
                 f"{path} is not UTF-8 at byte {cause.start:,}. Convert it (iconv), or leave it out."
             ) from None
-        if path.suffix != ".jsonl":
+        if path.suffix.lower() != ".jsonl":
             yield self._checked(self._encode(text, str(path)), str(path))
             return
         for number, line in enumerate(text.split("\n"), start=1):
@@ -137,7 +137,7 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     home = path.resolve()
-    found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
     if not found:
         raise CalibrationError(f"The folder {path} holds no file that ends in {', '.join(SUFFIXES)}. Name the files.")
     if len(found) > MAX_FILES:

@@ -124,7 +124,8 @@ def with_residual(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptio
     scales = read_scales(path, checkpoint.config, identity(checkpoint.folder))
     if scales.format != "e4m3":
         raise ScalesError(
-            f"{path} has scales for {scales.format}, but graphs and kernels store e4m3. Calibrate for it."
+            f"{path} has scales for {scales.format}, but graphs and kernels store e4m3. "
+            "Calibrate again, without --format."
         )
     return dataclasses.replace(options, residual=ResidualStorage(scales.mode, scales.scales))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashnext.export.progress import progress_bar
-from flashnext.export.residual_scales import FORMATS
-from flashnext.runtime.cli.parser import Commands, Parser, UsageError, whole_number
+from flashnext.export.residual_scales import FORMATS, check_replaceable
+from flashnext.runtime.cli.parser import Commands, Parser, UsageError, check_folder, whole_number
 from flashnext.runtime.cli.table import render
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def _check_paths(arguments: argparse.Namespace) -> None:
     out = Path(arguments.out)
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out} is a folder or in none; name a file in a folder that exists.")
-    if arguments.report and Path(arguments.report).exists() and not Path(arguments.report).is_dir():
-        raise UsageError(f"--report {arguments.report} is a file; name a folder.")
+    check_replaceable(out)
+    check_folder("--report", arguments.report)
 
 
 class _Progress:

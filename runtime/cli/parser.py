@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from flashnext.export.errors import FlashNextError
@@ -84,6 +86,20 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
         return value
 
     return convert
+
+
+def check_folder(option: str, name: str | None) -> None:
+    """Raise a UsageError where a folder cannot be made or written to: before the work whose results it is for."""
+    if name is None:
+        return
+    folder = Path(name)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{option} {folder} is a file; name a folder.")
+    above = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    if not above.is_dir():
+        raise UsageError(f"{option} {folder} lies below the file {above}; name a folder that can be made.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} {folder} cannot be written: {above} is not writable. Name another folder.")
 
 
 def number(text: str) -> float:

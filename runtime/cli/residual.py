@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flashnext.export.progress import progress_bar
-from flashnext.runtime.cli.parser import Commands, Parser, UsageError, whole_number
+from flashnext.runtime.cli.parser import Commands, Parser, check_folder, whole_number
 from flashnext.runtime.cli.table import render
 
 DESCRIPTION = """\
@@ -45,8 +45,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the subcommand."""
-    if arguments.report and Path(arguments.report).exists() and not Path(arguments.report).is_dir():
-        raise UsageError(f"--report {arguments.report} is a file; name a folder.")
+    check_folder("--report", arguments.report)
     from flashnext.calibration.residual import diagnose as work
     from flashnext.calibration.residual.paths_page import write
 

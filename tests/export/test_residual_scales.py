@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,7 @@ def test_values_that_are_no_scales(file: Path, value: str, message: str) -> None
     ("changes", "message"),
     [
         ({"format_version": 2}, "has format version 2, this release reads 1"),
+        ({"format_version": True}, "has format version True"),
         ({"format_version": None}, "has format version None"),
         ({"format": "e3m4"}, "format is 'e3m4', expected one of e4m3, e5m2"),
         ({"mode": "both"}, "mode is 'both'"),
@@ -155,6 +158,22 @@ def test_files_that_are_none(file: Path) -> None:
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ScalesError, match="cannot be written"):
         scales().write(tmp_path / "absent" / "scales.json")
+    long = tmp_path / ("x" * 250)  # a name by itself, but not with what is added while it is written
+    with pytest.raises(ScalesError, match=f"^{re.escape(str(long))} cannot be written .File name too long"):
+        scales().write(long)
+
+
+def test_only_scales_are_replaced(file: Path) -> None:
+    scales(method="max").write(file)
+    assert read_scales(file, CONFIG, IDENTITY).method == "max"
+    text, pipe = file.with_name("text.jsonl"), file.with_name("pipe")
+    text.write_text("[1, 2]\n")
+    os.mkfifo(pipe)
+    for other in (text, pipe, file.parent):
+        with pytest.raises(ScalesError, match="exists and is no file of scales"):
+            scales().write(other)
+    assert text.read_text() == "[1, 2]\n"
+    assert pipe.is_fifo()
 
 
 def test_a_failed_write_keeps_the_old_file(file: Path) -> None:
@@ -171,6 +190,7 @@ def test_any_damage_is_refused_in_a_sentence_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, place: int, byte: int, cut: bool
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "damaged.json"
+    file.unlink(missing_ok=True)
     scales().write(file)
     content = bytearray(file.read_bytes())
     content[place] = byte

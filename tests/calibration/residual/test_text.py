@@ -36,6 +36,11 @@ def test_documents_of_all_forms(reader: TextReader, tmp_path: Path) -> None:
     ]
 
 
+def test_endings_in_capitals_mean_the_same(reader: TextReader, tmp_path: Path) -> None:
+    (tmp_path / "A.JSONL").write_text("[7, 8]", encoding="utf-8")
+    assert reader.stream([tmp_path]).tolist() == [7, 8, reader.separator[0]]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -164,6 +164,7 @@ def test_options_name_what_the_library_has() -> None:
         (["--method", "best"], "invalid choice: 'best'"),
         (["--tokens", "0"], "from 1 to"),
         (["--report", "{text}"], "is a file; name a folder"),
+        (["--report", "{text}/deep"], "lies below the file"),
         (["--out", "{folder}"], "is a folder or in none"),
         (["--out", "{folder}/none/scales.json"], "is a folder or in none"),
         (["--report", "{folder}/report", "--held-out", "{text}"], "of the held-out text is in the calibration text"),
@@ -182,6 +183,16 @@ def test_what_cannot_work_is_one_message(
     assert run(random_checkpoint, text, tmp_path, *words) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["[1, 2, 3, 4]\n", '{"model_type": "qwen4_exp"}', ""])
+def test_only_scales_are_replaced(
+    random_checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (tmp_path / "scales.json").write_text(content, encoding="utf-8")
+    assert run(random_checkpoint, text, tmp_path) == 2
+    assert "exists and is no file of scales" in capsys.readouterr().err
+    assert (tmp_path / "scales.json").read_text(encoding="utf-8") == content
 
 
 def test_empty_text_writes_nothing(random_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
