@@ -7,6 +7,10 @@ every other exception is a fault of this project and keeps its traceback.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class FlashNextError(Exception):
     """Base of all errors that the caller can mend; `str(error)` is one or more plain sentences."""
@@ -42,3 +46,13 @@ class EngineError(FlashNextError):
 
 class PluginError(FlashNextError):
     """Kernels that cannot be built or launched here, or arguments that do not fit them."""
+
+
+@contextmanager
+def message_at_exit() -> Iterator[None]:
+    """For a script: what its user can mend ends it with the message alone and exit code 2."""
+    try:
+        yield
+    except FlashNextError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

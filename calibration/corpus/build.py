@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flashnext.calibration.corpus.sources import SOURCES, CorpusError, fetch
+from flashnext.export.errors import message_at_exit
 
 PART = 24_000
 """Characters: held-out parts are long enough for windows of several thousand tokens."""
@@ -71,10 +72,16 @@ def _documents(work: Document, run: list[str]) -> list[Document]:
 def read_documents(path: Path) -> list[Document]:
     """The documents of a written file."""
     try:
-        return [Document(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        # Lines end with "\n" alone: a text may hold what else str.splitlines cuts at, such as U+2028.
+        lines = path.read_text(encoding="utf-8").split("\n")
+        return [Document(**json.loads(line)) for line in lines if line]
     except FileNotFoundError:
         raise CorpusError(
             f"{path} does not exist. Build the corpus first: scripts/build_corpus {path.parent}"
+        ) from None
+    except (ValueError, TypeError):
+        raise CorpusError(
+            f"{path} is not a corpus file. Build the corpus again: scripts/build_corpus {path.parent}"
         ) from None
 
 
@@ -94,7 +101,9 @@ def build(folder: Path) -> tuple[list[Document], list[Document]]:
     return train, held_out
 
 
+@message_at_exit()
 def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description="Build the corpus of the small model.")
     parser.add_argument("folder", type=Path, nargs="?", default=Path("build/corpus"))
     folder = parser.parse_args(argv).folder

@@ -30,6 +30,7 @@ from flashnext.calibration.training.model import TrainingModel
 from flashnext.calibration.training.settings import STAGES
 from flashnext.calibration.training.weights import initialize, load_model
 from flashnext.export.checkpoint.reader import Checkpoint
+from flashnext.export.errors import FlashNextError, message_at_exit
 from flashnext.export.graphs.bundle import ExportOptions, export_bundle
 
 Figures = Iterator[tuple[str, float]]
@@ -113,7 +114,9 @@ def print_figures(figures: Figures) -> dict[str, float]:
     return out
 
 
+@message_at_exit()
 def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description="Measure a trained checkpoint on held-out text.")
     parser.add_argument("checkpoint", type=Path, nargs="?", default=Path("models/small"))
     parser.add_argument("--corpus", type=Path, default=Path("build/corpus"), help="made by scripts/build_corpus")
@@ -121,6 +124,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--windows", type=int, metavar="N", help="only the first N windows of the held-out text")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args(argv)
+    for name in ("windows", "threads"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise FlashNextError(f"--{name} is {value}; give 1 or more.")
     torch.set_num_threads(options.threads)
     evaluation = Evaluation(options.checkpoint, options.corpus, options.run, options.windows)
     print(f"{options.checkpoint}, windows of {evaluation.length} tokens", file=sys.stderr)

@@ -27,7 +27,7 @@ from flashnext.calibration.residual_lab.train import Record, Run, made_with, sto
 from flashnext.calibration.training.data import Tokens, Windows, encode, prepare
 from flashnext.calibration.training.optimizers import Rates
 from flashnext.calibration.training.settings import Settings
-from flashnext.export.errors import FlashNextError
+from flashnext.export.errors import FlashNextError, message_at_exit
 
 RANGES = {
     "steps": (1, 1_000_000),
@@ -127,11 +127,8 @@ def run(argv: Sequence[str] | None) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; what a user can mend ends with one message and exit code 2."""
     torch.set_num_threads(1)
-    try:
+    with message_at_exit():
         run(argv)
-    except FlashNextError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

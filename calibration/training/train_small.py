@@ -28,10 +28,11 @@ from flashnext.calibration.training.team import Team, start
 from flashnext.calibration.training.trainer import Trainer
 from flashnext.calibration.training.watch import read_table
 from flashnext.export.config import ModelConfig
-from flashnext.export.errors import FlashNextError
+from flashnext.export.errors import FlashNextError, message_at_exit
 
 SMOKE_FALL = 1.5
 """Nats that the loss has to fall in a smoke run."""
+LEAST = {"workers": 1, "batch": 1}
 
 
 def train(settings: Settings, corpus: Path, folder: Path, team: Team) -> None:
@@ -61,7 +62,9 @@ def check_smoke(folder: Path) -> str:
     return f"Smoke run passed: loss fell from {losses[0]:.2f} to {losses[-1]:.2f}, no spikes."
 
 
+@message_at_exit()
 def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description="Train the small model.")
     parser.add_argument("folder", type=Path, nargs="?", default=Path("build/train_small"))
     parser.add_argument("--corpus", type=Path, default=Path("build/corpus"), help="made by scripts/build_corpus")
@@ -71,6 +74,10 @@ def main(argv: list[str] | None = None) -> None:
         parser.add_argument(f"--{stage}-steps", type=int, metavar="N")
     parser.add_argument("--batch", type=int, metavar="N", help="windows of a step, over all workers")
     options = vars(parser.parse_args(argv))
+    for name in ("workers", "pretrain_steps", "distill_steps", "sparse_steps", "batch"):
+        if options[name] is not None and options[name] < LEAST.get(name, 0):
+            option = name.replace("_", "-")
+            raise FlashNextError(f"--{option} is {options[name]}; give {LEAST.get(name, 0)} or more.")
     folder, corpus, smoke, workers = (options.pop(n) for n in ("folder", "corpus", "smoke", "workers"))
     settings = dataclasses.replace(
         SMOKE if smoke else Settings(), **{k: v for k, v in options.items() if v is not None}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
+from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from flashnext.calibration.corpus import r_data, tidy
-from flashnext.calibration.corpus.build import HELD_OUT_EVERY, HELD_OUT_FIRST, Document, parts, split
-from flashnext.calibration.corpus.sources import SOURCES
+from flashnext.calibration.corpus.build import HELD_OUT_EVERY, HELD_OUT_FIRST, Document, parts, read_documents, split
+from flashnext.calibration.corpus.sources import SOURCES, CorpusError
 
 ROOT = Path(__file__).parents[3]
 PARAGRAPHS = [f"paragraph {i} " + "word " * 20 for i in range(200)]
@@ -31,6 +35,20 @@ def test_split_holds_out_every_twentieth_part() -> None:
     trained = {w for d in train for w in d.text.split()}
     assert not trained & {w for d in held_out for w in d.text.split()}
     assert sum(len(d.text) for d in train + held_out) == len(text)
+
+
+def test_documents_come_back_whatever_their_texts_hold(tmp_path: Path) -> None:
+    documents = [Document("a", "one", "cut\u2028here\x85or\x0chere"), Document("a", "two", "b")]
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(asdict(d), ensure_ascii=False) + "\n" for d in documents), encoding="utf-8")
+    assert read_documents(path) == documents
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"source": "a"}'])
+def test_a_file_of_something_else_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "train.jsonl").write_text(line + "\n")
+    with pytest.raises(CorpusError, match="is not a corpus file"):
+        read_documents(tmp_path / "train.jsonl")
 
 
 def test_tidying() -> None:

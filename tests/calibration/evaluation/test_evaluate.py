@@ -11,6 +11,8 @@ import pytest
 from flashnext.calibration.evaluation import evaluate
 from flashnext.export.checkpoint.random_tokenizer import TEXT
 
+ROOT = Path(__file__).parents[3]
+
 
 def test_figures(
     random_checkpoint: Path,
@@ -38,3 +40,24 @@ def test_figures(
     )
     assert 0 < figures["indexer recall, final"] < 1
     assert 1 <= figures["tokens per round, 4 drafts"] <= 5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere is not a folder"),
+        (["--corpus", "nowhere"], "Build the corpus first"),
+        (["--windows", "0"], "--windows is 0; give 1 or more"),
+        (["--threads", "-1"], "--threads is -1; give 1 or more"),
+    ],
+)
+def test_wrong_input_ends_with_one_sentence(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as ended:
+        evaluate.main(words)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from flashnext.calibration.training import train_small
 from flashnext.calibration.training.data import Windows
 from flashnext.calibration.training.settings import STAGES, Settings
 from flashnext.calibration.training.team import Team
@@ -81,3 +82,12 @@ def test_spikes_are_noticed() -> None:
     assert watch.gates(1, {"gate_mean_0": 1.95, "gate_max_0": 1.99}) == [
         "step 1: gate_mean_0 = 1.950, outside 0.1 … 1.9"
     ]
+
+
+@pytest.mark.parametrize("option", ["--workers", "--batch", "--pretrain-steps"])
+def test_a_number_that_makes_no_run_is_refused(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        train_small.main([str(tmp_path / "run"), option, "-1"])
+    assert ended.value.code == 2
+    assert f"{option} is -1; give" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
