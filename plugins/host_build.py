@@ -83,8 +83,14 @@ def compiler() -> tuple[str, str]:
             "The host execution of the kernels is compiled with g++ 11 or newer, which is not here. Install it (Debian "
             "and Ubuntu: apt-get install g++), or name a compiler in CXX."
         )
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
-    return path, version.splitlines()[0]
+    try:
+        run = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=True)
+        return path, run.stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        raise PluginError(
+            f"{path} does not say its version when called with --version, so it is no usable compiler. Name g++ 11 or "
+            "newer in CXX."
+        ) from None
 
 
 @contextmanager

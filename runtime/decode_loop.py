@@ -22,6 +22,7 @@ from flashnext.runtime.speculation.draft import Drafter, Progress
 
 Watch = Callable[[int], object]
 """Told, while a request runs, how many tokens of its prompt have been run."""
+CLOSED = "This LLM has been closed; open the bundle again."
 
 
 class Model(Protocol):
@@ -50,14 +51,17 @@ class DecodeLoop:
         self._drafters = drafters or {}
         self._cache = cache
         self._requests: dict[TokenSequence, Request] = {}
+        self._closed = False
         self._ngram_context, self._eos = ngram_history(model.manifest)
 
     def add(self, request: Request) -> None:
         """Queue a request.
 
         Raises:
-            RequestError: the queue is full.
+            RequestError: the queue is full, or the loop has been closed.
         """
+        if self._closed:
+            raise RequestError(CLOSED)
         self._scheduler.add(request.sequence)
         self._requests[request.sequence] = request
 
@@ -67,8 +71,9 @@ class DecodeLoop:
             self._scheduler.finish(request.sequence)
 
     def close(self) -> None:
-        """End all requests; whoever still reads one is told."""
-        self._fail(list(self._requests.values()), RequestError("This LLM has been closed; open the bundle again."))
+        """End all requests; whoever still reads one is told, and so is whoever begins to."""
+        self._closed = True
+        self._fail(list(self._requests.values()), RequestError(CLOSED))
 
     def run(self, requests: Sequence[Request]) -> None:
         """Run requests to their ends; none is left behind, whatever happens.

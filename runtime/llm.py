@@ -24,7 +24,7 @@ from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime import scoring
 from flashnext.runtime.chat import ChatTemplate, Message
-from flashnext.runtime.decode_loop import DecodeLoop, Watch
+from flashnext.runtime.decode_loop import CLOSED, DecodeLoop, Watch
 from flashnext.runtime.model_runner import ModelRunner
 from flashnext.runtime.outputs import Piece, RequestOutput
 from flashnext.runtime.prefix_cache import PrefixCache
@@ -75,7 +75,8 @@ class LLM:
             "max_waiting": max_waiting,
         }
         for name, value in counts.items():
-            _check_count(name, value)
+            if value is not None or name == "prefill_chunk":
+                _check_count(name, value)
         if prefix_cache_bytes != 0:
             _check_count("prefix_cache_bytes", prefix_cache_bytes, MOST_BYTES)
         self._scheduler = Scheduler(
@@ -183,7 +184,7 @@ class LLM:
 
     def _open_runner(self) -> ModelRunner:
         if self._runner is None:
-            raise RequestError("This LLM has been closed; open the bundle again.")
+            raise RequestError(CLOSED)
         return self._runner
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
@@ -195,7 +196,7 @@ class LLM:
 
 
 def _check_count(name: str, value: Any, most: int = (1 << 31) - 1) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise RequestError(f"{name} = {value!r:.80} must be a whole number from 1, or be left out.")
 
 

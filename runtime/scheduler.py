@@ -69,9 +69,10 @@ class Scheduler:
         Raises:
             RequestError: as many wait already as may.
         """
-        if self._max_waiting is not None and len(self._waiting) - len(self._free) >= self._max_waiting:
+        beyond_slots = len(self._waiting) - len(self._free)
+        if self._max_waiting is not None and beyond_slots >= self._max_waiting:
             raise RequestError(
-                f"{len(self._waiting)} requests wait already and max_waiting is {self._max_waiting}. Try again when "
+                f"{beyond_slots} requests wait already and max_waiting is {self._max_waiting}. Try again when "
                 "some have ended, or open the LLM with a larger max_waiting."
             )
         self._waiting.append(sequence)

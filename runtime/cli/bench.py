@@ -105,7 +105,10 @@ def _text(arguments: argparse.Namespace) -> list[int]:
     if tokenizer is None:
         raise RequestError("The bundle has no tokenizer.json, so --text cannot be read. Leave it out.")
     data = read_small_file(Path(arguments.text), RequestError, "text", 64 << 20)
-    return tokenizer.encode(data.decode("utf-8", errors="replace"))
+    tokens = tokenizer.encode(data.decode("utf-8", errors="replace"))
+    if not tokens:
+        raise RequestError(f"{arguments.text} holds no text. Give another file, or leave it out for random prompts.")
+    return tokens
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

@@ -13,6 +13,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,8 @@ def build(flags: Sequence[str]) -> Path:
     path, version = compiler()
     target = cache_folder() / f"ngram-rows-{source_key(SOURCE, [version, *flags])}.so"
     if target.exists():  # without the lock, behind which others may compile for minutes
-        target.touch()
+        with suppress(OSError):  # a folder that is only read: its age matters to nobody
+            target.touch()
         return target
     with locked(target.parent):
         return make(target, [path, *flags, str(SOURCE)])

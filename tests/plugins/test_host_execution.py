@@ -179,6 +179,21 @@ def test_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     host_build.compiler.cache_clear()
 
 
+@pytest.mark.parametrize("script", ["exit 1", "exit 0"])
+def test_a_compiler_that_says_no_version_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    program = tmp_path / "compiler"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    host_build.compiler.cache_clear()
+    monkeypatch.setenv("CXX", str(program))
+    with pytest.raises(PluginError, match="no usable compiler"):
+        host_build.compiler()
+    monkeypatch.undo()
+    host_build.compiler.cache_clear()
+
+
 def test_compiler_messages_are_shown(tmp_path: Path) -> None:
     (tmp_path / "broken.cu").write_text("int f( {")
     with pytest.raises(PluginError, match=r"g\+\+ failed[\s\S]*broken.cu:1"):

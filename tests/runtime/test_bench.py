@@ -77,3 +77,11 @@ def test_loads_that_do_not_fit(
 ) -> None:
     assert main(["bench", str(random_bundle), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_text_without_tokens_is_not_taken_for_no_text(
+    random_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.txt").touch()
+    assert main(["bench", str(random_bundle), "--text", str(tmp_path / "empty.txt")]) == 2
+    assert "empty.txt holds no text" in capsys.readouterr().err

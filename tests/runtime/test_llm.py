@@ -185,7 +185,13 @@ def test_parameters_and_life_cycle(random_bundle: Path, llm: LLM) -> None:
             llm.score(sequences)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="Every token of the vocabulary is a stop token"):
         llm.generate("a", SamplingParams(min_tokens=1, stop_token_ids=range(512)))
-    for option in ({"threads": 0}, {"threads": "2"}, {"prefill_chunk": 8.5}, {"max_batch": "1"}):
+    for option in (
+        {"threads": 0},
+        {"threads": "2"},
+        {"prefill_chunk": 8.5},
+        {"prefill_chunk": None},
+        {"max_batch": "1"},
+    ):
         with pytest.raises(RequestError, match=f"{next(iter(option))} = .* must be a whole number"):
             LLM(random_bundle, **option)  # type: ignore[arg-type]
     closed = LLM(random_bundle, threads=1)
@@ -203,6 +209,14 @@ def test_a_stream_of_a_closed_llm_says_so(random_bundle: Path) -> None:
     llm.close()
     with pytest.raises(RequestError, match="has been closed"):
         next(stream)
+
+
+def test_a_stream_that_begins_after_the_end_says_so(random_bundle: Path) -> None:
+    closed = LLM(random_bundle, threads=1)
+    late = closed.stream("a")
+    closed.close()
+    with pytest.raises(RequestError, match="has been closed"):
+        next(late)
 
 
 @pytest.mark.parametrize("value", ["4,2", "", "all", "-1", "99999999999"])
