@@ -60,5 +60,7 @@ def prepare(corpus: Path, folder: Path) -> tuple[Tokenizer, Tokens]:
         documents = read_documents(corpus / "train.jsonl")
         tokenizer = train_tokenizer(d.text for d in documents)
         stored.write_text(tokenizer.to_str(), encoding="utf-8")
-        np.save(tokens, encode(tokenizer, documents))
+        partial = folder / "tokens.partial.npy"  # an interruption must not leave half of the tokens under their name
+        np.save(partial, encode(tokenizer, documents))
+        partial.replace(tokens)
     return Tokenizer.from_file(str(stored)), np.load(tokens)

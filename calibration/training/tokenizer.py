@@ -14,12 +14,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from flashnext.calibration.training.small_config import SPECIALS, VOCABULARY
 from flashnext.export.checkpoint import random_tokenizer
+from flashnext.export.errors import CalibrationError
 
 MODEL_MAX_LENGTH = 4096
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """256 bytes, merges up to the vocabulary's size, the three specials last."""
+    """256 bytes, merges up to the vocabulary's size, the three specials last.
+
+    Raises:
+        CalibrationError: the text is too short for so many merges.
+    """
     tokenizer = random_tokenizer.with_pipeline(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(SPECIALS),
@@ -29,7 +34,10 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens(list(SPECIALS))
     if tokenizer.get_vocab_size() != VOCABULARY:
-        raise ValueError(f"the text gives {tokenizer.get_vocab_size()} tokens, expected {VOCABULARY}: it is too short")
+        raise CalibrationError(
+            f"The training text is too short: it gives a vocabulary of {tokenizer.get_vocab_size():,} tokens, and the "
+            f"tokenizer has {VOCABULARY:,}. Build the corpus again: scripts/build_corpus."
+        )
     return tokenizer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from flashnext.calibration.training import train_small
-from flashnext.calibration.training.data import Windows
+from flashnext.calibration.training.data import Windows, prepare
 from flashnext.calibration.training.settings import STAGES, Settings
 from flashnext.calibration.training.team import Team
 from flashnext.calibration.training.trainer import Trainer
 from flashnext.calibration.training.watch import Watch, read_table
 from flashnext.export.config import ModelConfig
+from flashnext.export.errors import CalibrationError
 
 SETTINGS = Settings(
     pretrain_steps=8, distill_steps=3, sparse_steps=3, length=32, batch=2, warmup=2, log_every=1, save_every=1
@@ -91,3 +93,33 @@ def test_a_number_that_makes_no_run_is_refused(option: str, tmp_path: Path, caps
     assert ended.value.code == 2
     assert f"{option} is -1; give" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def write_corpus(folder: Path, text: str) -> None:
+    (folder / "train.jsonl").write_text(json.dumps({"source": "a", "title": "b", "text": text}) + "\n")
+
+
+@pytest.mark.parametrize("text", ["", "some words of text"])
+def test_a_text_too_short_for_a_tokenizer_is_refused(tmp_path: Path, text: str) -> None:
+    write_corpus(tmp_path, text)
+    with pytest.raises(CalibrationError, match="The training text is too short"):
+        prepare(tmp_path, tmp_path)
+    assert not (tmp_path / "tokenizer.json").exists()
+
+
+def test_an_interrupted_encoding_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = np.random.default_rng(0).choice(list("etaoinshrdlu"), (3000, 8))
+    write_corpus(tmp_path, " ".join(map("".join, words)))
+    save = np.save
+
+    def interrupted(path: Path, array: NDArray[Any]) -> None:
+        save(path, array)
+        path.write_bytes(path.read_bytes()[:-9])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path, tmp_path)
+    monkeypatch.undo()
+    _, tokens = prepare(tmp_path, tmp_path)
+    assert len(tokens) > 20
