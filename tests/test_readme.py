@@ -23,6 +23,7 @@ def test_path_of_the_map_exists(path: str) -> None:
 
 
 def test_every_source_folder_is_in_the_map() -> None:
+    assert len(MAP) == len(set(MAP)), "a path that the README's map names twice"
     files = [file for name in SOURCES for file in ROOT.glob(f"{name}/**/*") if file.suffix in SUFFIXES]
     folders = {file.parent.relative_to(ROOT).as_posix() + "/" for file in files}
     assert folders - set(MAP) == set(), "folders that the README's map does not name"
