@@ -54,10 +54,10 @@ def diagnose(job: Job, progress: Callable[[int], object] = lambda tokens: None) 
     Raises:
         CalibrationError: text that cannot be used, or a model that is not finite (the site is named).
         CheckpointError: a checkpoint that cannot be read.
+        ConfigError: windows longer than the model's context.
     """
     checkpoint = Checkpoint.open(Path(job.checkpoint))
-    length = min(job.length, checkpoint.config.max_position_embeddings)
-    (windows,) = choose(TextReader(checkpoint).stream(job.text), length, job.tokens, job.seed)
+    (windows,) = choose(TextReader(checkpoint).stream(job.text), job.length, job.tokens, job.seed)
     model = ResidualModel.open(checkpoint, BATCH, windows.length)
     gates, paths = GateListener(), PathListener(checkpoint.config)
     listener = Several([FiniteCheck(), gates, paths])

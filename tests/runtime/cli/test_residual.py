@@ -82,6 +82,15 @@ def test_bad_text_is_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
+def test_windows_beyond_the_context(
+    random_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = tmp_path / "ids.jsonl"
+    ids.write_text(json.dumps([7] * 6000))
+    assert main(["residual", str(random_checkpoint), "--text", str(ids), "--length", "5000"]) == 2
+    assert "5000" in capsys.readouterr().err
+
+
 def test_a_report_that_is_a_file(random_checkpoint: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["residual", str(random_checkpoint), "--text", str(text), "--report", str(text)]) == 2
     assert "is a file; name a folder" in capsys.readouterr().err
