@@ -38,6 +38,7 @@ def shape(port: schema.Port, **steps: int | str) -> list[Any]:
 def bare_model(op: schema.Op, form: schema.Form) -> onnx.ModelProto:
     """One node without a function; its outputs' types are for inference to find."""
     dtypes = {**onnx_schemas.DTYPES, "T": TensorProto.BFLOAT16, "E": TensorProto.FLOAT16, "C": TensorProto.UINT8}
+    dtypes["U"] = TensorProto.BFLOAT16
     node = helper.make_node(
         op.name, [p.name for p in form.inputs], [p.name for p in form.outputs], domain=schema.DOMAIN, form=form.name,
         **attributes(op),
