@@ -249,7 +249,9 @@ __global__ void __launch_bounds__(kTileThreads, 2) attend_tile(SparseAttentionPa
   prepare_rows<T>(p, tokens, kv_head, queries, buffers + threadIdx.x / kWarpSize * kMaxHeadDim);
   __syncthreads();
   const int first_row = threadIdx.x / kWarpSize * kMmaRows;
-  const int query[kOfRow] = {(first_row + accumulator_row(0)) / group, (first_row + accumulator_row(2)) / group};
+  // Rows beyond the queries look at a bit that nobody sets.
+  const auto query_of = [&](int i) { return min((first_row + accumulator_row(i)) / group, kMaxTileQueries); };
+  const int query[kOfRow] = {query_of(0), query_of(2)};
   const float scale = rsqrtf(float(p.head_dim)) * 1.44269504f * cache_scale<C>(p.k_scale);  // log2(e)
   for (int begin = 0, i = 0; begin < tokens.count; begin += kTileTokens, i ^= 1) {
     shared->value.stage(p, p.value_state, slot, kv_head, shared->rounds[i]);
