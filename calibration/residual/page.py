@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from flashnext.calibration.residual.html import document, table, write_files
-from flashnext.calibration.residual.svg import Line, heat_map, line_chart
 from flashnext.export.residual_scales import FORMATS
+from flashnext.export.svg import Line, heat_map, line_chart
 
 Report = dict[str, Any]
 SMALLEST_NORMAL = 2.0**-6

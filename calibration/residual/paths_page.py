@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flashnext.calibration.residual.html import document, table, write_files
-from flashnext.calibration.residual.svg import Line, heat_map, line_chart
+from flashnext.export.svg import Line, heat_map, line_chart
 
 Report = dict[str, Any]
 
