@@ -122,10 +122,14 @@ def choose_blocks(index_query: Tensor, block_keys: Tensor, positions: Tensor, bl
     """Blocks chosen for each query, best first: [T, min(budget, complete blocks of the last query)], -1 for none.
 
     index_query [T, Ni, Di], block_keys [blocks, Di], positions [T] ascending.
+
+    Summed in double and rounded once: a product in float32 may sum its last columns in another order than the others,
+    and blocks with equal keys would no longer tie.
     """
     count = (int(positions[-1]) + 1) // block
-    keys = wide(block_keys[:count])
-    scores = torch.relu(index_query @ keys.T).sum(1) / math.sqrt(keys.shape[-1])
+    keys = block_keys[:count].double()
+    sums = torch.relu(index_query.double() @ keys.T).sum(1) / math.sqrt(keys.shape[-1])
+    scores = sums.float()
     complete = torch.arange(count)[None] * block + block - 1 <= positions[:, None]
     scores = scores.masked_fill(~complete, -torch.inf)
     order = scores.sort(dim=-1, descending=True, stable=True).indices[:, :budget]
