@@ -1,4 +1,4 @@
-"""What the op table is made of: ports, attributes, forms, ops; and how a plain form becomes one with a state in FP8."""
+"""What the op table is made of: ports, attributes, forms, ops; and how a plain form becomes one that keeps FP8."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def fp8_forms(plain: Iterable[Form]) -> tuple[Form, ...]:
 
 
 def split_form(name: str) -> tuple[str, str]:
-    """`pending_fp8_static` -> (`pending`, `static`); a plain form's mode is ""."""
+    """`pending_fp8_static` -> (`pending`, `static`); `given_fp8_cache` -> (`given`, `cache`); a plain form's is ""."""
     plain, _, mode = name.partition(_FP8)
     return plain, mode
 
@@ -99,3 +99,28 @@ def _as_codes(port: Port) -> Port:
     if port.name not in ("r", "r_out"):
         return port
     return dataclasses.replace(port, dtype=CODES, doc=f"codes of the {port.doc}")
+
+
+# --- keys and values in FP8 -----------------------------------------------------------------------
+
+CACHES = ("key_state", "value_state")
+CACHE_SCALES = ("k_scale", "v_scale")
+
+
+def fp8_cache_forms(plain: Iterable[Form]) -> tuple[Form, ...]:
+    """The forms with keys and values in FP8, `<plain>_fp8_cache`: codes (`C`) in the caches, their scales last."""
+    return tuple(_fp8_cache_form(form) for form in plain)
+
+
+def _fp8_cache_form(form: Form) -> Form:
+    inputs, outputs = (tuple(map(_as_cache_codes, ports)) for ports in (form.inputs, form.outputs))
+    scales = tuple(Port(name, "float32", (1,), "value = code * scale") for name in CACHE_SCALES)
+    doc = f"{form.doc}; keys and values in FP8"
+    return dataclasses.replace(form, name=f"{form.name}{_FP8}cache", inputs=inputs + scales, outputs=outputs, doc=doc)
+
+
+def _as_cache_codes(port: Port) -> Port:
+    """The port itself, or codes in place of a cache."""
+    if port.name.removesuffix("_out") not in CACHES:
+        return port
+    return dataclasses.replace(port, dtype="C", doc=port.doc and f"E4M3 codes of {port.doc}")

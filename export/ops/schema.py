@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flashnext.export.ops.ports import Attribute as Attribute
-from flashnext.export.ops.ports import Dim, fp8_forms
+from flashnext.export.ops.ports import Dim, fp8_cache_forms, fp8_forms
 from flashnext.export.ops.ports import Form as Form
 from flashnext.export.ops.ports import Op as Op
 from flashnext.export.ops.ports import Port as Port
@@ -202,9 +202,47 @@ def _outs(*states: Port) -> tuple[Port, ...]:
 
 SELECT_ALIASES = {f"{p.name}_out": p.name for p in (*KV_STATES, *INDEX_STATES)}
 
+PLAIN_ATTENTION = (
+    Form(
+        "select",
+        SELECT_INPUTS,
+        (HEADS_OUT, *_outs(*KV_STATES, *INDEX_STATES)),
+        "blocks are chosen here",
+        SELECT_ALIASES,
+    ),
+    Form(
+        "select_return",
+        SELECT_INPUTS,
+        (HEADS_OUT, *_outs(*KV_STATES, *INDEX_STATES), Port("blocks_out", "int32", BLOCKS.shape, BLOCKS.doc)),
+        "blocks are chosen here and those of each row's last valid token returned",
+        SELECT_ALIASES,
+    ),
+    Form(
+        "given",
+        (
+            *QKV,
+            *QK_NORMS,
+            INV_FREQ,
+            SLOTS,
+            PAST_LEN,
+            NEW_LEN,
+            *KV_STATES,
+            BLOCKS,
+            Port("blocks_len", "int32", ("B",), "tokens seen by the choice (its position + 1)"),
+        ),
+        (HEADS_OUT, *_outs(*KV_STATES)),
+        "blocks are given; attends to them and to every token from r * floor(blocks_len / r) on",
+        {f"{p.name}_out": p.name for p in KV_STATES},
+    ),
+)
+
 SPARSE_ATTENTION = Op(
     name="SparseAttention",
-    doc="QK norms, RoPE, cache update, block selection by the indexer, softmax attention over the chosen tokens, gate.",
+    doc=(
+        "QK norms, RoPE, cache update, block selection by the indexer, softmax attention over the chosen tokens, gate. "
+        "Keys and values may be E4M3: quotients by the layer's `k_scale` and `v_scale`, rounded to nearest and "
+        "saturated. `C` is the dtype of the codes: bytes in portable graphs (as in SparseMoE), typed for a plugin."
+    ),
     attributes=(
         EPS,
         Attribute("heads", "int", "query heads", "Nq"),
@@ -216,40 +254,8 @@ SPARSE_ATTENTION = Op(
         Attribute("budget_blocks", "int", "complete blocks that a query may choose", "budget_blocks"),
         Attribute("rope_scale", "float", "factor on cos and sin (YaRN's attention factor; 1 without)"),
     ),
-    type_variables={"T": ACTIVATION},
-    forms=(
-        Form(
-            "select",
-            SELECT_INPUTS,
-            (HEADS_OUT, *_outs(*KV_STATES, *INDEX_STATES)),
-            "blocks are chosen here",
-            SELECT_ALIASES,
-        ),
-        Form(
-            "select_return",
-            SELECT_INPUTS,
-            (HEADS_OUT, *_outs(*KV_STATES, *INDEX_STATES), Port("blocks_out", "int32", BLOCKS.shape, BLOCKS.doc)),
-            "blocks are chosen here and those of each row's last valid token returned",
-            SELECT_ALIASES,
-        ),
-        Form(
-            "given",
-            (
-                *QKV,
-                *QK_NORMS,
-                INV_FREQ,
-                SLOTS,
-                PAST_LEN,
-                NEW_LEN,
-                *KV_STATES,
-                BLOCKS,
-                Port("blocks_len", "int32", ("B",), "tokens seen by the choice (its position + 1)"),
-            ),
-            (HEADS_OUT, *_outs(*KV_STATES)),
-            "blocks are given; attends to them and to every token from r * floor(blocks_len / r) on",
-            {f"{p.name}_out": p.name for p in KV_STATES},
-        ),
-    ),
+    type_variables={"T": ACTIVATION, "C": FP8_CODES},
+    forms=(*PLAIN_ATTENTION, *fp8_cache_forms(PLAIN_ATTENTION)),
 )
 
 # --- SparseMoE ------------------------------------------------------------------------------------

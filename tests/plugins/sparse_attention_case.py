@@ -9,6 +9,7 @@ import torch
 from kernel_checks import Case, assert_close, normal, poisoned
 from torch import Tensor
 
+from flashnext.export.ops.ports import CACHE_SCALES, CACHES
 from flashnext.export.ops.reference import REFERENCES
 from flashnext.plugins.host_library import HostKernels
 
@@ -85,12 +86,11 @@ def sparse_attention_case(
     attributes = {"eps": 1e-6, "rope_scale": rope_scale, **{name: sizes[name] for name in ATTRIBUTES}}
     names = GIVEN if form == "given" else SELECT
     values = {name: values[name] for name in names}
+    cache = "_fp8_cache" if fp8_scales else ""
     if fp8_scales:
-        attributes["cache_scales"] = fp8_scales
-        values |= {name: values[name].to(torch.float8_e4m3fn) for name in ("key_state", "value_state")}
-    out = REFERENCES["SparseAttention"][form](*(values[n].clone() for n in names), **attributes)
-    if fp8_scales:
-        values |= {name: torch.tensor([s]) for name, s in zip(("k_scale", "v_scale"), fp8_scales, strict=True)}
+        values |= {name: values[name].to(torch.float8_e4m3fn) for name in CACHES}
+        values |= {name: torch.tensor([s]) for name, s in zip(CACHE_SCALES, fp8_scales, strict=True)}
+    out = REFERENCES["SparseAttention"][form + cache](*(tensor.clone() for tensor in values.values()), **attributes)
     states = [n for n in names if n.endswith("_state")]
     expected = dict(zip(("y", *states), out, strict=False))
     values |= {"y": poisoned(*expected["y"].shape, dtype=dtype)}

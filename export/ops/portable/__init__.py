@@ -8,7 +8,8 @@ that plugin engines are compared with. A form of an op is an overload of its fun
 builder.py   expressions to ONNX nodes
 common.py    norms, rotation, rings, the rows that a step may touch
 context.py   what an op's builder gets
-<op>.py      one op each; delta_rule.py, block_index.py and expert_weights.py hold the inner parts of three
+<op>.py      one op each; delta_rule.py, block_index.py and expert_weights.py hold the inner parts of three,
+             residual_store.py and fp8_codes.py what is kept in FP8
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Expert weights of every format of SparseMoE, picked by index and dequantized to float32.
 
-Codes come as bytes: Gather has no 8-bit floats, and ONNX Runtime's CPU provider few kernels for them. A byte becomes
-its value (E4M3) or its two values (packed E2M1) by a table. Codes are picked before anything is widened, so memory
-holds float32 values of the picked experts only.
+Codes come as bytes (fp8_codes.py says why); one of packed E2M1 becomes its two values by a table. Codes are picked
+before anything is widened, so memory holds float32 values of the picked experts only.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from flashnext.export import number_formats
+from flashnext.export.ops.portable import fp8_codes
 from flashnext.export.ops.portable.builder import Value
 from flashnext.export.ops.portable.common import FLOAT
 from flashnext.export.ops.portable.context import Context
@@ -36,7 +36,7 @@ def _fp8_block(c: Context, which: str, experts: Value) -> Value:
     for axis, size in zip((-2, -1), _matrix(c, which), strict=True):
         block_of = np.arange(size) // number_formats.BLOCK  # repeats a block's scale; the last block may be cut off
         scale = scale.gather(c.body.constant(block_of, "int64"), axis)
-    return _e4m3(c[f"{which}_weight"].gather(experts, 0)) * scale
+    return fp8_codes.values(c[f"{which}_weight"].gather(experts, 0)) * scale
 
 
 def _nvfp4(c: Context, which: str, experts: Value) -> Value:
@@ -44,14 +44,10 @@ def _nvfp4(c: Context, which: str, experts: Value) -> Value:
     table = c.body.constant(number_formats.E2M1_PAIRS, FLOAT)
     pairs = table.gather(c[f"{which}_weight"].gather(experts, 0).cast("int32"), 0)
     scale_2 = c[f"{which}_scale_2"].gather(experts, 0).unsqueeze(-1, -2)
-    scale = _e4m3(c[f"{which}_scale"].gather(experts, 0)) * scale_2
+    scale = fp8_codes.values(c[f"{which}_scale"].gather(experts, 0)) * scale_2
     byte_count = _matrix(c, which)[1] // 2
     group_of = np.arange(byte_count) // (number_formats.GROUP // 2)
     return pairs * scale.gather(c.body.constant(group_of, "int64"), -1).unsqueeze(-1)
-
-
-def _e4m3(codes: Value) -> Value:
-    return codes.body.constant(number_formats.E4M3, FLOAT).gather(codes.cast("int32"), 0)
 
 
 def _matrix(c: Context, which: str) -> tuple[int, int]:

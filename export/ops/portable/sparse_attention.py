@@ -7,6 +7,8 @@ chosen tokens' keys and values; more tokens (prefill) go through dense attention
 
 A query sees `seen` tokens: its position + 1, but never more than its row's total, so that a padded query reads
 nothing that was not written. Memory of other tokens may hold NaN: their scores and values go through Where.
+
+In the forms `…_fp8_cache` the caches hold E4M3 codes as bytes. Codes are picked before they are widened.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashnext.export.ops.portable import block_index, common
+from flashnext.export.ops.portable import block_index, common, fp8_codes
 from flashnext.export.ops.portable.builder import Value
 from flashnext.export.ops.portable.common import FLOAT, Rows
 from flashnext.export.ops.portable.context import Context
+from flashnext.export.ops.ports import CACHE_SCALES, CACHES, split_form
 
 TILE = 64
 """Queries of a prefill tile: scores take heads * 64 * context floats."""
@@ -37,13 +40,14 @@ def build(c: Context) -> dict[str, Value]:
     caches = _write(c, rows, position, turn)
     seen = (position + 1).op("Min", rows.total.unsqueeze(1))
     out = {"key_state_out": caches.keys, "value_state_out": caches.values}
-    if c.form == "given":
+    form = split_form(c.form)[0]
+    if form == "given":
         heads = _given(c, caches, query, seen)
     else:
         index_query, raw = block_index.split(c, turn)
         out["index_tail_state_out"], out["index_key_state_out"] = block_index.write(c, rows, raw)
         block_keys = block_index.read(c, rows, out["index_key_state_out"])
-        if c.form == "select_return":
+        if form == "select_return":
             out["blocks_out"] = block_index.of_last_token(c, rows, index_query, block_keys)
         (heads,) = c.by_steps(
             query.dim(1) > s["W"],
@@ -59,12 +63,13 @@ def build(c: Context) -> dict[str, Value]:
 
 @dataclass(frozen=True)
 class Caches:
-    """Keys and values [P, C1, Nkv, D] after the step's writes."""
+    """Keys and values [P, C1, Nkv, D] after the step's writes; `scales` [1] of both where they are codes."""
 
     heads: int
     rows: Rows
     keys: Value
     values: Value
+    scales: tuple[Value, ...]
 
     def read(self, slot: Value, tokens: Value, present: Value) -> tuple[Value, Value]:
         """Keys and values [G, Nkv, N, D] of tokens [G, N] in slots [G]; values are 0 where not `present`."""
@@ -72,7 +77,10 @@ class Caches:
         head = token.body.constant(np.arange(self.heads)[:, None], "int64")
         index = [slot.reshape(-1, 1, 1) + token * 0, token, head + token * 0]
         place = token.body.concat([i.unsqueeze(3) for i in index], 3)
-        keys, values = (state.gather_nd(place).cast(FLOAT) for state in (self.keys, self.values))
+        held = [state.gather_nd(place) for state in (self.keys, self.values)]
+        if self.scales:
+            held = [fp8_codes.values(codes) * scale for codes, scale in zip(held, self.scales, strict=True)]
+        keys, values = (x.cast(FLOAT) for x in held)
         return keys, present.unsqueeze(1, 3).where(values, 0.0)
 
 
@@ -82,9 +90,16 @@ def _write(c: Context, rows: Rows, position: Value, turn: tuple[Value, Value]) -
     place = common.pairs(rows.slot, valid.where(position, s["C1"] - 1))
     heads = [c[name].reshape(0, 0, s["Nkv"], s["D"]) for name in ("k", "v")]
     normed = common.rms_norm(heads[0].cast(FLOAT), c["k_norm_weight"], c.number("eps"))
-    key = common.rotate(normed, turn, s["F"], s["D"]).cast(c.dtypes["T"])
-    states = c["key_state"].scatter_nd(place, key), c["value_state"].scatter_nd(place, heads[1])
-    return Caches(s["Nkv"], rows, *states)
+    key, value = common.rotate(normed, turn, s["F"], s["D"]), heads[1]
+    scales = tuple(c[name] for name in CACHE_SCALES) if split_form(c.form)[1] else ()
+    if not scales:
+        stored = [key.cast(c.dtypes["T"]), value]
+    elif c.dtypes["C"] == "uint8":
+        stored = [fp8_codes.rounded(x / scale) for x, scale in zip((key, value.cast(FLOAT)), scales, strict=True)]
+    else:
+        raise ValueError(f"a portable SparseAttention takes E4M3 codes as uint8, not {c.dtypes['C']}")
+    states = (c[name].scatter_nd(place, x) for name, x in zip(CACHES, stored, strict=True))
+    return Caches(s["Nkv"], rows, *states, scales)
 
 
 # --- which tokens a query sees ------------------------------

@@ -29,6 +29,11 @@ _RESIDUAL: dict[str, Reference] = {
     "last": gated_residual.last,
 }
 _NGRAM: dict[str, Reference] = {"embed": ngram_injection.embed, "pending": ngram_injection.pending}
+_ATTENTION: dict[str, Reference] = {
+    "select": sparse_attention.select,
+    "select_return": sparse_attention.select_return,
+    "given": sparse_attention.given,
+}
 
 REFERENCES: dict[str, dict[str, Reference]] = {
     "GatedResidual": {
@@ -38,9 +43,8 @@ REFERENCES: dict[str, dict[str, Reference]] = {
     "NgramInjection": {**_NGRAM, **fp8_residual.references("NgramInjection", _NGRAM)},
     "GatedDeltaNet": {"default": gated_delta_net.default},
     "SparseAttention": {
-        "select": sparse_attention.select,
-        "select_return": sparse_attention.select_return,
-        "given": sparse_attention.given,
+        **_ATTENTION,
+        **{f"{form}_fp8_cache": sparse_attention.fp8_cache(form, plain) for form, plain in _ATTENTION.items()},
     },
     "SparseMoE": {"plain": sparse_moe.plain, "fp8_block": sparse_moe.fp8_block, "nvfp4": sparse_moe.nvfp4},
 }

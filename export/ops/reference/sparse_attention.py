@@ -4,8 +4,8 @@ Keys, values, raw index keys and pooled block keys are addressed by position, so
 overwritten, and lengths decide what is visible. A block of r tokens gets its pooled key in the step that brings its
 last token: mean of the raw keys in float32, RMSNorm, RoPE at the block's first position.
 
-A cache in E4M3 is for the kernels' sake, which have it; no form of the table does. Its codes are quotients by a layer's
-scale, rounded to nearest and saturated; `cache_scales` are those of keys and values.
+Codes of a cache in E4M3 are quotients by a layer's scale, rounded to nearest and saturated; `cache_scales` are those of
+keys and of values. `fp8_cache` makes the forms with such caches.
 
 Score of block b for the query at position i: sum_h relu(q_h . k_b) / sqrt(Di), only where the block is complete
 (r*b + r - 1 <= i). ReLU makes exact ties at zero common: ties go to the LOWER block index.
@@ -14,10 +14,13 @@ Score of block b for the query at position i: sum_h relu(q_h . k_b) / sqrt(Di), 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from flashnext.export.ops import schema
+from flashnext.export.ops.ports import CACHE_SCALES, CACHES
 from flashnext.export.ops.reference.common import ring_history, ring_write, rms_norm, rotate, wide
 from flashnext.export.ops.reference.residual_store import E4M3, quantize
 
@@ -116,6 +119,24 @@ def given(
         visible = visible_tokens(blocks[row].expand(new, -1).long(), positions, tail_start, block)
         y[row, :new] = _attend(query, gate, key_state[slot], value_state[slot], visible, cache_scales).to(y.dtype)
     return y, key_state, value_state
+
+
+Reference = Callable[..., tuple[Tensor, ...]]
+
+
+def fp8_cache(plain: str, reference: Reference) -> Reference:
+    """The form `<plain>_fp8_cache`: codes, as bytes or as E4M3, and scales [1]."""
+    ports = schema.op("SparseAttention").form(f"{plain}_fp8_cache")
+
+    def run(*inputs: Tensor, **attributes: float) -> tuple[Tensor, ...]:
+        given = {port.name: tensor for port, tensor in zip(ports.inputs, inputs, strict=True)}
+        key_scale, value_scale = (float(given.pop(name)) for name in CACHE_SCALES)
+        codes = {name: given[name].view(E4M3.dtype) for name in CACHES}
+        results = reference(*(given | codes).values(), **attributes, cache_scales=(key_scale, value_scale))
+        states = [ports.aliases.get(port.name) for port in ports.outputs]
+        return tuple(given[state] if state else made for state, made in zip(states, results, strict=True))
+
+    return run
 
 
 def choose_blocks(index_query: Tensor, block_keys: Tensor, positions: Tensor, block: int, budget: int) -> Tensor:
