@@ -12,7 +12,7 @@ from flashnext.runtime.cli.main import parsers
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SOURCES = ("export", "plugins", "runtime", "calibration")
+SOURCES = ("export", "plugins", "builder", "runtime", "calibration")
 SUFFIXES = (".py", ".h", ".cpp", ".cu")
 MAP = re.findall(r"^\| `([^`]+)` \| .+ \|$", README, re.MULTILINE)
 

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("export", "plugins", "runtime", "calibration")
+SOURCES = ("export", "plugins", "builder", "runtime", "calibration")
 SUFFIXES = (".py", ".h", ".cpp", ".cu")
 DATA = ("py.typed", "CMakeLists.txt")
 

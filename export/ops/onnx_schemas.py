@@ -2,7 +2,8 @@
 
 A form has a schema with exactly its inputs and outputs: torch.onnx emits nodes from it (`emit`). All forms of an op
 share one operator in a graph, whose schema (`register`) can only say "some tensors"; its inference rule reads the
-node's `form` and holds the node to the table: number of inputs, dtypes, shapes, and the outputs that follow.
+node's `form` and holds the node to the table: number of inputs, dtypes, shapes, and the outputs that follow. Graphs
+in the form for plugins (`plugin_graph.py` of the builder) are held to it too.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from onnxscript.values import Op, Opset
 
 from flashnext.export.ops import schema
 
-DTYPES = {"float32": 1, "uint8": 2, "int32": 6, "float16": 10, "bfloat16": 16, "float8_e4m3fn": 17}
+DTYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "float16": 10, "bfloat16": 16, "float8_e4m3fn": 17}
 """ONNX TensorProto.DataType of the table's dtypes."""
 _TYPE_NAMES = {
     "float32": "tensor(float)",
     "uint8": "tensor(uint8)",
+    "int8": "tensor(int8)",
     "int32": "tensor(int32)",
     "float16": "tensor(float16)",
     "bfloat16": "tensor(bfloat16)",
@@ -87,7 +89,7 @@ def op_schema(op: schema.Op) -> OpSchema:
         inputs=[some("inputs", [len(f.inputs) for f in op.forms])],
         outputs=[some("outputs", [len(f.outputs) for f in op.forms])],
         type_constraints=[("any", list(_TYPE_NAMES.values()), "any tensor of the table")],
-        attributes=_attributes(op),
+        attributes=[*_attributes(op), *_plugin_attributes()],
     )
     made.set_type_and_shape_inference_function(lambda context: _infer(op, context))
     return made
@@ -98,6 +100,14 @@ def _attributes(op: schema.Op) -> list[OpSchema.Attribute]:
     form = OpSchema.Attribute("form", kinds.STRING, "which of the op's forms the node is", required=True)
     return [form] + [
         OpSchema.Attribute(a.name, getattr(kinds, a.kind.upper()), a.doc, required=True) for a in op.attributes
+    ]
+
+
+def _plugin_attributes() -> list[OpSchema.Attribute]:
+    """How a node in plugin form names its creator; other nodes have neither."""
+    return [
+        OpSchema.Attribute(name, OpSchema.AttrType.STRING, "of the plugin's creator", required=False)
+        for name in ("plugin_version", "plugin_namespace")
     ]
 
 
@@ -129,10 +139,17 @@ def _bind_dtypes(op: schema.Op, form: schema.Form, types: Sequence[onnx.TypeProt
     bound: dict[str, int] = {}
     for port, found in zip(form.inputs, types, strict=True):
         dtype = found.tensor_type.elem_type if found else 0
-        if dtype and dtype != (DTYPES.get(port.dtype) or bound.setdefault(port.dtype, dtype)):
+        if dtype and dtype not in _expected(port.dtype, bound, dtype):
             name = onnx.TensorProto.DataType.Name(dtype)
             raise InferenceError(f"{op.name} {form.name}: {port.name} must be {port.dtype}, found {name}")
     return bound
+
+
+def _expected(dtype: str, bound: dict[str, int], found: int) -> tuple[int, ...]:
+    """ONNX dtypes that a port may have; a type variable that is not bound yet takes what was found."""
+    if dtype in DTYPES:
+        return DTYPES[dtype], DTYPES[schema.PLUGIN_DTYPES.get(dtype, dtype)]
+    return (bound.setdefault(dtype, found),)
 
 
 def _bind_sizes(
