@@ -39,6 +39,8 @@ BUILDS = {
     "thread": ["-Og", "-g1", "-fsanitize=thread"],
 }
 MAX_COMPILERS = 8
+Job = tuple[Path, Sequence[str]]
+"""A source and the flags that it is compiled with."""
 MAX_AGE_S = 30 * 24 * 3600
 
 
@@ -53,16 +55,29 @@ def build(kind: str = "plain", kernels: Sequence[Path] | None = None, flags: Seq
     Raises:
         PluginError: there is no g++, or it fails.
     """
+    program = [] if kind == "plain" else [(SOURCES / "host/replay.cpp", [*COMMON, *RUNTIME])]
+    return build_from([*program, *kernel_jobs(kind, kernels, flags)], kind, shared=kind == "plain")
+
+
+def kernel_jobs(kind: str = "plain", kernels: Sequence[Path] | None = None, flags: Sequence[str] = ()) -> list[Job]:
+    """What a library or program with these kernels (default: all) is compiled from."""
     kernels = kernel_sources() if kernels is None else kernels
     runtime = [s for s in sorted(SOURCES.glob("host/*.cpp")) if s.name != "replay.cpp"]
-    program = [] if kind == "plain" else [SOURCES / "host/replay.cpp"]
+    jobs: list[Job] = [(s, [*COMMON, *RUNTIME]) for s in runtime]
+    return jobs + [(s, [*COMMON, *KERNEL, *BUILDS[kind], *flags]) for s in (SOURCES / "abi.cpp", *kernels)]
+
+
+def build_from(jobs: Sequence[Job], kind: str, shared: bool, name: str = "") -> Path:
+    """Compile and link what is not there yet.
+
+    Raises:
+        PluginError: there is no g++, or it fails.
+    """
     folder = cache_folder()
     with locked(folder):
-        jobs = [(s, [*COMMON, *RUNTIME]) for s in (*runtime, *program)]
-        jobs += [(s, [*COMMON, *KERNEL, *BUILDS[kind], *flags]) for s in (SOURCES / "abi.cpp", *kernels)]
         with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILERS)) as pool:
             objects = list(pool.map(lambda job: _compile(folder, *job), jobs))
-        result = _link(folder, objects, kind)
+        result = _link(folder, objects, kind, shared, name or ("kernels" if shared else "replay"))
         remove_old(folder)
     return result
 
@@ -108,11 +123,11 @@ def _compile(folder: Path, source: Path, flags: Sequence[str]) -> Path:
     return make(target, [compiler()[0], *flags, "-c", str(source)])
 
 
-def _link(folder: Path, objects: Sequence[Path], kind: str) -> Path:
-    flags = ["-shared"] if kind == "plain" else BUILDS[kind]
+def _link(folder: Path, objects: Sequence[Path], kind: str, shared: bool, name: str) -> Path:
+    flags = [*BUILDS[kind], "-ldl"] + (["-shared"] if shared else [])
     key = digest([*(o.name for o in objects), *flags])
-    target = folder / (f"kernels-{key}.so" if kind == "plain" else f"replay-{kind}-{key}")
-    return make(target, [compiler()[0], *flags, *map(str, objects)])
+    target = folder / (f"{name}-{key}.so" if shared else f"{name}-{kind}-{key}")
+    return make(target, [compiler()[0], *map(str, objects), *flags])
 
 
 def make(target: Path, command: Sequence[str]) -> Path:

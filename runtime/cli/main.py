@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from flashnext.export.errors import FlashNextError
-from flashnext.runtime.cli import bench, calibrate, export, info, residual, run, validate
+from flashnext.runtime.cli import bench, calibrate, export, info, plugins, residual, run, validate
 from flashnext.runtime.cli.parser import Parser, UsageError, check_command, check_leftovers
 
 COMMANDS = {
@@ -33,6 +33,7 @@ COMMANDS = {
     "validate": validate,
     "calibrate": calibrate,
     "residual": residual,
+    "plugins": plugins,
 }
 
 EXIT_FAILED = 1
@@ -53,6 +54,7 @@ a first run:
   flashnext run BUNDLE --chat                    talk to it
   flashnext validate BUNDLE                      compare the graphs with the PyTorch model
   flashnext calibrate CHECKPOINT --text FILES …  scales for an FP8 residual, and what it costs
+  flashnext plugins build                        compile the TensorRT plugin library
 
 Each command explains itself: flashnext COMMAND --help
 """
