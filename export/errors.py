@@ -48,6 +48,14 @@ class PluginError(FlashNextError):
     """Kernels that cannot be built or launched here, or arguments that do not fit them."""
 
 
+class GoldenError(FlashNextError):
+    """Saved inputs and outputs that are damaged, of another bundle, or that there is no room for."""
+
+
+class ReportError(FlashNextError):
+    """A report that cannot be written where it should go."""
+
+
 @contextmanager
 def message_at_exit() -> Iterator[None]:
     """For a script: what its user can mend ends it with the message alone and exit code 2."""

@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from flashnext.calibration.residual.html import document, table, write_files
+from flashnext.export.html import document, table, write_files
 from flashnext.export.residual_scales import FORMATS
 from flashnext.export.svg import Line, heat_map, line_chart
 
@@ -27,7 +27,7 @@ def write(report: Report, folder: Path) -> list[Path]:
     """Write both forms of the report, each whole or not at all.
 
     Raises:
-        CalibrationError: the folder cannot be made or written to.
+        ReportError: the folder cannot be made or written to.
     """
     texts = {"report.json": json.dumps(report, indent=1, allow_nan=False) + "\n", "report.html": render(report)}
     return write_files(texts, folder)

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from flashnext.calibration.residual.html import document, table, write_files
+from flashnext.export.html import document, table, write_files
 from flashnext.export.svg import Line, heat_map, line_chart
 
 Report = dict[str, Any]
@@ -21,7 +21,7 @@ def write(report: Report, folder: Path) -> list[Path]:
     """Write both forms, each whole or not at all.
 
     Raises:
-        CalibrationError: the folder cannot be made or written to.
+        ReportError: the folder cannot be made or written to.
     """
     texts = {"residual.json": json.dumps(report, indent=1, allow_nan=False) + "\n", "residual.html": render(report)}
     return write_files(texts, folder)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from flashnext.export.errors import CalibrationError
+from flashnext.export.errors import ReportError
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2433; --paper: #fdfdfb; --faint: #8886; --cell: #20639b; }
@@ -56,7 +56,7 @@ def write_files(texts: Mapping[str, str], folder: Path) -> list[Path]:
     """Write files into a folder, each whole or not at all.
 
     Raises:
-        CalibrationError: the folder cannot be made or written to.
+        ReportError: the folder cannot be made or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def write_files(texts: Mapping[str, str], folder: Path) -> list[Path]:
             finally:
                 partial.unlink(missing_ok=True)
     except OSError as cause:
-        raise CalibrationError(
+        raise ReportError(
             f"The report cannot be written to {folder} ({cause.strerror}). Name another folder."
         ) from None
     return [folder / name for name in texts]
