@@ -44,6 +44,16 @@ def random_bundle(tmp_path_factory: pytest.TempPathFactory, random_checkpoint: P
 
 
 @pytest.fixture(scope="session")
+def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained `models/small`, exported. Read it, never write into it."""
+    from flashnext.export.graphs.bundle import ExportOptions, export_bundle
+
+    options = ExportOptions(capacity=512, slots=2, dtype="float32")
+    small = Path(__file__).parents[1] / "models/small"
+    return make_once(tmp_path_factory, "small_bundle", lambda folder: export_bundle(small, folder, options))
+
+
+@pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project's wheel, built once."""
     return next(make_once(tmp_path_factory, "wheel", _build_wheel).glob("*.whl"))

@@ -27,8 +27,10 @@ WORK = "new"
 
 
 @contextmanager
-def whole_or_nothing(target: Path) -> Iterator[Path]:
+def whole_or_nothing(target: Path, what: str = "The bundle") -> Iterator[Path]:
     """A folder to write into that becomes `target` when the block ends well and vanishes otherwise.
+
+    `what` is written, in the words of its errors.
 
     Raises:
         BundleError: it cannot be made or written.
@@ -36,23 +38,23 @@ def whole_or_nothing(target: Path) -> Iterator[Path]:
     target = target.absolute()
     work = _hidden_path(target, WORK)
     try:  # before the folder is there, so that an interruption at any moment removes it
-        _make(work, target)
+        _make(work, target, what)
         with _locked(work):
             yield work
             work.chmod(0o755)
             _replace(work, target)
     except OSError as cause:
-        raise BundleError(f"The bundle could not be written to {target} ({cause}); nothing was kept.") from cause
+        raise BundleError(f"{what} could not be written to {target} ({cause}); nothing was kept.") from cause
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _make(work: Path, target: Path) -> None:
+def _make(work: Path, target: Path, what: str) -> None:
     try:
         _tidy(target)
         work.mkdir(0o700)
     except OSError as cause:
-        raise BundleError(f"The bundle cannot be written beside {target} ({cause}); name another folder.") from None
+        raise BundleError(f"{what} cannot be written beside {target} ({cause}); name another folder.") from None
 
 
 def _hidden_path(target: Path, kind: str) -> Path:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from flashnext.export.errors import FlashNextError
-from flashnext.runtime.cli import bench, calibrate, export, info, plugins, residual, run, validate
+from flashnext.runtime.cli import bench, calibrate, export, golden, info, plugins, residual, run, validate
 from flashnext.runtime.cli.parser import Parser, UsageError, check_command, check_leftovers
 
 COMMANDS = {
@@ -31,6 +31,7 @@ COMMANDS = {
     "info": info,
     "bench": bench,
     "validate": validate,
+    "golden": golden,
     "calibrate": calibrate,
     "residual": residual,
     "plugins": plugins,
@@ -53,6 +54,7 @@ a first run:
   flashnext run BUNDLE --prompt "Once upon a"    generate text
   flashnext run BUNDLE --chat                    talk to it
   flashnext validate BUNDLE                      compare the graphs with the PyTorch model
+  flashnext golden BUNDLE --out FOLDER           save inputs and outputs for other tools to compare with
   flashnext calibrate CHECKPOINT --text FILES …  scales for an FP8 residual, and what it costs
   flashnext plugins build                        compile the TensorRT plugin library
 

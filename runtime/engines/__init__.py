@@ -22,9 +22,16 @@ ENGINES = ("onnxruntime", "torch", "torch:reference", "torch:device", "torch:hos
 
 
 def open_engine(
-    kind: str, graph: str, bundle: Path, manifest: Manifest, checkpoint: Checkpoint, threads: int | None = None
+    kind: str,
+    graph: str,
+    bundle: Path,
+    manifest: Manifest,
+    checkpoint: Checkpoint,
+    threads: int | None = None,
+    *,
+    watch: bool = False,
 ) -> Engine:
-    """Open one graph of a bundle.
+    """Open one graph of a bundle; with `watch`, its outputs include what happens at its sites (`sites.py`).
 
     Raises:
         EngineError: unknown engine, or its package is not installed.
@@ -35,7 +42,7 @@ def open_engine(
         if kind.startswith("torch"):
             from flashnext.runtime.engines.torch_engine import TorchEngine
 
-            return TorchEngine(graph, manifest, checkpoint, threads, kind.partition(":")[2])
+            return TorchEngine(graph, manifest, checkpoint, threads, kind.partition(":")[2], watch)
         from flashnext.runtime.engines.onnxruntime_engine import OnnxRuntimeEngine
     except ImportError as cause:
         extra = "cpu" if kind == "onnxruntime" else "export"
@@ -43,4 +50,4 @@ def open_engine(
             f"The {kind} engine needs a package that is not installed ({cause}). "
             f"Install it with: pip install 'flashnext-trt[{extra}]'"
         ) from None
-    return OnnxRuntimeEngine(graph, bundle, manifest, checkpoint, threads)
+    return OnnxRuntimeEngine(graph, bundle, manifest, checkpoint, threads, watch=watch)

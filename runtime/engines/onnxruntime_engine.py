@@ -7,7 +7,6 @@ it keeps it, the engine only keeps a reference.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,8 @@ from flashnext.export.errors import EngineError
 from flashnext.export.files import plain
 from flashnext.export.graphs.manifest import GraphSpec, Manifest, TensorSpec
 from flashnext.runtime.engines.base import Array, numpy_dtype
+from flashnext.runtime.engines.graph_files import read_graph
+from flashnext.runtime.engines.sites import watched_spec
 
 # ONNX TensorProto.DataType values of the dtypes that numpy has no name of its own for.
 _ONNX_TYPES = {"bfloat16": 16, "float8_e4m3fn": 17}
@@ -29,7 +30,14 @@ class OnnxRuntimeEngine:
     """One graph of a bundle in an ONNX Runtime session."""
 
     def __init__(
-        self, graph: str, bundle: Path, manifest: Manifest, checkpoint: Checkpoint, threads: int | None
+        self,
+        graph: str,
+        bundle: Path,
+        manifest: Manifest,
+        checkpoint: Checkpoint,
+        threads: int | None,
+        *,
+        watch: bool = False,
     ) -> None:
         if manifest.dtype != "float32":
             raise EngineError(
@@ -39,7 +47,10 @@ class OnnxRuntimeEngine:
         _check_files(manifest, checkpoint)
         self.spec: GraphSpec = manifest.graphs[graph]
         path = bundle / self.spec.file
-        model = _read_graph(path, self.spec)
+        model = read_graph(path, self.spec)
+        if watch:
+            model = _watched(model, manifest, graph)
+            self.spec = watched_spec(manifest, graph)
         try:
             self._session = ort.InferenceSession(
                 model, _session_options(checkpoint.common_parent, threads), ["CPUExecutionProvider"]
@@ -87,13 +98,13 @@ class OnnxRuntimeEngine:
         return outputs
 
 
-def _read_graph(path: Path, spec: GraphSpec) -> bytes:
-    """The graph's bytes, if they are those that the export wrote."""
-    model = path.read_bytes()
-    if hashlib.sha256(model).hexdigest() != spec.sha256:
-        raise EngineError(f"{path} is not the graph that its manifest describes: it was damaged or exchanged. "
-                          "Export the bundle again.")  # fmt: skip
-    return model
+def _watched(model: bytes, manifest: Manifest, graph: str) -> bytes:
+    """The graph with the outputs of its sites."""
+    import onnx
+
+    from flashnext.runtime.engines.watched_graph import watch
+
+    return watch(onnx.load_from_string(model), manifest, graph).SerializeToString()
 
 
 def _check_files(manifest: Manifest, checkpoint: Checkpoint) -> None:

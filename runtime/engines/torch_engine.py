@@ -8,7 +8,7 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 from weakref import WeakValueDictionary
@@ -19,8 +19,10 @@ from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.graphs.manifest import GraphSpec, Manifest
 from flashnext.export.graphs.manifest_checks import options_of
 from flashnext.export.model.loading import load_graph, to_torch
+from flashnext.export.ops import schema
 from flashnext.export.ops.torch_ops import Implementation, implemented_by, reference
 from flashnext.runtime.engines.base import Array, numpy_dtype
+from flashnext.runtime.engines.sites import WATCHED_OPS, Site, sites, watched_spec
 from flashnext.runtime.engines.torch_kernels import KernelOps, aligned
 
 FLOAT_PARAMETERS = ("A_log", "dt_bias", "linear_attn.norm.weight")
@@ -31,17 +33,24 @@ class TorchEngine:
     """One graph of a bundle as a PyTorch module; `ops` is what computes the custom ops (see `open_engine`)."""
 
     def __init__(
-        self, graph: str, manifest: Manifest, checkpoint: Checkpoint, threads: int | None, ops: str = "reference"
+        self,
+        graph: str,
+        manifest: Manifest,
+        checkpoint: Checkpoint,
+        threads: int | None,
+        ops: str = "reference",
+        watch: bool = False,
     ) -> None:
         if threads:
             torch.set_num_threads(threads)
-        self.spec: GraphSpec = manifest.graphs[graph]
+        self.spec: GraphSpec = watched_spec(manifest, graph) if watch else manifest.graphs[graph]
         self._device, self._implementation = _implementation(ops)
         self.module = load_graph(checkpoint, manifest.config, options_of(manifest), graph)
         if self._implementation is not reference:
             _settle(self.module, self._device, getattr(torch, manifest.dtype))
         self._bound: dict[str, torch.Tensor] = {}
         self._arrays: dict[str, Array] = {}
+        self._sites = sites(manifest, graph) if watch else []
 
     def bind(self, tensors: Mapping[str, Array]) -> None:
         """See `Engine.bind`."""
@@ -57,9 +66,30 @@ class TorchEngine:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """See `Engine.run`."""
         inputs = self._bound | {name: to_torch(array).to(self._device) for name, array in feeds.items()}
-        with torch.inference_mode(), implemented_by(self._implementation):
-            outputs = self.module(inputs)
-        return {t.name: _to_numpy(outputs[t.name], t.dtype) for t in self.spec.outputs if t.role != "state"}
+        watcher = Watcher(self._implementation, self._sites) if self._sites else None
+        with torch.inference_mode(), implemented_by(watcher or self._implementation):
+            outputs = self.module(inputs) | (watcher.found if watcher else {})
+        return {t.name: to_numpy(outputs[t.name], t.dtype) for t in self.spec.outputs if t.role != "state"}
+
+
+class Watcher:
+    """Runs ops by an implementation, and keeps what is watched of one run of a graph (`found`, by output)."""
+
+    def __init__(self, implementation: Implementation, expected: Sequence[Site]) -> None:
+        self.found: dict[str, torch.Tensor] = {}
+        self._implementation = implementation
+        self._sites = iter(expected)
+
+    def __call__(self, op: str, form: str, inputs: Sequence[torch.Tensor], attributes: Mapping[str, Any]) -> Any:
+        out = self._implementation(op, form, inputs, attributes)
+        if op in WATCHED_OPS:
+            site = next(self._sites)
+            assert (op, form) == (site.op, site.form), f"{op} {form} at {site}"
+            table = schema.op(op).form(form)
+            values = dict(zip((p.name for p in table.inputs), inputs, strict=True))
+            values |= zip((p.name for p in table.outputs), out, strict=True)
+            self.found |= {spec.name: values[port] for port, spec in site.ports.items()}
+        return out
 
 
 def _implementation(ops: str) -> tuple[torch.device, Implementation]:
@@ -106,7 +136,7 @@ def on_device(array: Array, device: torch.device) -> torch.Tensor:
     return found
 
 
-def _to_numpy(tensor: torch.Tensor, dtype: str) -> Array:
+def to_numpy(tensor: torch.Tensor, dtype: str) -> Array:
     tensor = tensor.cpu().contiguous()
     if dtype in ("bfloat16", "float8_e4m3fn"):
         bits: Any = tensor.view(torch.int16 if dtype == "bfloat16" else torch.uint8).numpy()

@@ -14,7 +14,6 @@ from transformers.models.qwen4_exp import modeling_qwen4_exp as theirs
 from flashnext.calibration.training.losses import token_loss
 from flashnext.calibration.training.weights import load_model
 from flashnext.export.checkpoint import Checkpoint
-from flashnext.export.graphs.bundle import ExportOptions, export_bundle
 from flashnext.runtime import LLM, SamplingParams
 
 SMALL = Path(__file__).parents[2] / "models/small"
@@ -40,10 +39,8 @@ def tokens() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("small") / "bundle"
-    export_bundle(SMALL, folder, ExportOptions(capacity=512, slots=2, dtype="float32"))
-    return folder
+def bundle(small_bundle: Path) -> Path:
+    return small_bundle
 
 
 def closest_choice(tokens: list[int]) -> float:

@@ -25,7 +25,7 @@ from flashnext.export.graphs.manifest import Manifest
 from flashnext.export.ops import schema
 from flashnext.export.ops.reference import REFERENCES
 from flashnext.export.residual_scales import CalibrationText, ResidualScales, store_names
-from flashnext.runtime.validate import validate
+from flashnext.runtime.validation.validator import validate
 
 from .configs import BY_NAME
 from .references import checkpoint_of, oracle_of

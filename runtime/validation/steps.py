@@ -41,8 +41,10 @@ class Step:
         return np.arange(self.tokens) < np.array(self.new_len)[:, None]
 
 
-def plan(manifest: Manifest, prefill: int = 0) -> list[Step]:
+def plan(manifest: Manifest, prefill: int = 0, ragged: bool = True) -> list[Step]:
     """The steps for a bundle; `prefill` 0 means a chunk just long enough to be committed at once.
+
+    Without `ragged` every row is full, so that no step writes what must go nowhere into a state's last row.
 
     Raises:
         RequestError: a chunk that the bundle's slots cannot hold.
@@ -56,7 +58,7 @@ def plan(manifest: Manifest, prefill: int = 0) -> list[Step]:
             f"{manifest.window + 1} to {room}, or export with a larger --capacity."
         )
     rows = min(2, manifest.slots)
-    first = (length, length - length // 4)[:rows]
+    first = (length, length - length // 4 if ragged else length)[:rows]
     verified = min(VERIFIED, manifest.window)
     kept = (min(2, verified), verified)[:rows]
     none, one = (0,) * rows, (1,) * rows

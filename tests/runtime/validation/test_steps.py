@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flashnext.export.graphs.manifest import Manifest
-from flashnext.runtime.validation_steps import FeedMaker, draft_step, plan
+from flashnext.runtime.validation.steps import FeedMaker, draft_step, plan
 
 
 @pytest.fixture
