@@ -32,7 +32,7 @@ PATTERNS = {
 """First match of a tensor's name decides its part; the MTP layer is counted as one."""
 OTHER = "other"
 
-ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
 
 
 @dataclass(frozen=True)

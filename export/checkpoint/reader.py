@@ -10,6 +10,7 @@ because a user who converts a checkpoint wants the whole list, not the first ent
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,16 +22,21 @@ from flashnext.export.checkpoint import quantization
 from flashnext.export.checkpoint.forms import FP8_BLOCK, NVFP4, Forms
 from flashnext.export.checkpoint.layout import MTP_LAYER, expected_tensors, layout_faults
 from flashnext.export.checkpoint.ngram_table import ngram_spec
-from flashnext.export.checkpoint.safetensors_file import TensorInfo, map_file, tensor_view
+from flashnext.export.checkpoint.quantized_layout import FLOATS
+from flashnext.export.checkpoint.safetensors_file import TensorInfo, map_file, shown, tensor_view
 from flashnext.export.checkpoint.shards import read_tensors
 from flashnext.export.config import ModelConfig, read_config
 from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import NgramSpec
+from flashnext.export.kv_cache import ENDS, Scales, chosen, scale_names
+from flashnext.export.residual_scales import scale_fault
 
 PREFIXES = ("model.language_model.", "model.")
 VISION_PREFIXES = ("model.visual.", "visual.")
-ACTIVATION_SCALES = (".input_scale", ".k_scale", ".v_scale")
-"""What ModelOpt stores for quantized activations and KV caches."""
+ACTIVATION_SCALES = (".input_scale",)
+"""What ModelOpt stores for quantized activations."""
+CACHE_SCALES = tuple(f".{end}" for end in ENDS)
+"""Likewise for keys and values."""
 MAX_LISTED_FAULTS = 20
 """Lines of an error for each kind of fault."""
 
@@ -40,13 +46,21 @@ Notes = Callable[[str], None]
 class Checkpoint:
     """A checkpoint whose files are sound and whose tensors form the model of its configuration.
 
-    `tensors` maps prefix-stripped names to where they lie; `common_parent` is the real folder above all weight files.
+    `tensors` maps prefix-stripped names to where they lie, `cache_scales` those of the scales of keys and values (which
+    are no part of the model); `common_parent` is the real folder above all weight files.
     """
 
-    def __init__(self, folder: Path, config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        tensors: Mapping[str, TensorInfo],
+        cache_scales: Mapping[str, TensorInfo] | None = None,
+    ) -> None:
         self.folder = folder
         self.config = config
         self.tensors = tensors
+        self.cache_scales = cache_scales or {}
         self.common_parent = Path(os.path.commonpath({str(t.file.parent) for t in tensors.values()}))
         self.forms = _forms(tensors)
         self._maps: dict[Path, np.ndarray[Any, Any]] = {}
@@ -68,9 +82,10 @@ class Checkpoint:
         config, declared = ModelConfig.from_dict(said), quantization.declared(path, said)
         raw, faults = read_tensors(path)
         _raise_faults(path, faults)
+        caches = _strip(path, {n: t for n, t in raw.items() if n.endswith(CACHE_SCALES)})
         tensors, config = _select(path, raw, config, notes)
         _raise_faults(path, *layout_faults(expected_tensors(config, _forms(tensors)), tensors))
-        checkpoint = cls(path, config, tensors)
+        checkpoint = cls(path, config, tensors, caches)
         contradictions, remarks = quantization.compare(declared, checkpoint._module_forms())
         _raise_faults(path, contradictions, checkpoint._read_ngrams())
         for remark in remarks:
@@ -84,7 +99,9 @@ class Checkpoint:
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """A tensor as a read-only mapped array of its own dtype (bfloat16 and float8 from ml_dtypes)."""
-        info = self.tensors[name]
+        return self._array(self.tensors[name])
+
+    def _array(self, info: TensorInfo) -> np.ndarray[Any, Any]:
         if info.file not in self._maps:
             self._maps[info.file] = map_file(info.file)
         return tensor_view(self._maps[info.file], info)
@@ -104,6 +121,27 @@ class Checkpoint:
             for port, sources in zip(("gate_up", "down"), self.expert_sources(layer), strict=True)
             for suffix in suffixes
         }
+
+    def scales_of_cache(self, layer: str) -> Scales:
+        """Scales of the keys and values of a layer ("layers.3", "mtp.layers.0"); 1 where none are stored.
+
+        Raises:
+            CheckpointError: what is stored is not one scale for all of a layer's keys or values.
+        """
+        found = [(use, name) for name, use in scale_names(layer) if name in self.cache_scales]
+        return chosen((use, self._cache_scale(self.cache_scales[name])) for use, name in found)
+
+    def _cache_scale(self, info: TensorInfo) -> float:
+        where = f"{shown(info.raw_name)} of {self.folder}"
+        if math.prod(info.shape) != 1 or info.dtype not in FLOATS:
+            raise CheckpointError(
+                f"{where} is {list(info.shape)} {info.dtype}; an FP8 cache takes one floating-point scale for all keys "
+                "of a layer and one for all its values. Choose --kv-cache-dtype auto."
+            )
+        value = float(self._array(info).astype(np.float32).reshape(()))
+        if fault := scale_fault(value):
+            raise CheckpointError(f"{where} is {value}: {fault}. Choose --kv-cache-dtype auto.")
+        return value
 
     def ngram_spec(self, layer: int) -> NgramSpec:
         """How the host finds the n-gram rows of a layer of `config.ngram_layers`."""
@@ -144,7 +182,10 @@ def _select(
     activations = [n for n in raw if n.endswith(ACTIVATION_SCALES)]
     if activations:
         notes(f"Skipped {len(activations):,} scales of activations ({activations[0]}, …): only weights are quantized.")
-    left_out = {*vision, *activations}
+    caches = [n for n in raw if n.endswith(CACHE_SCALES)]
+    if caches:
+        notes(f"Found {len(caches):,} scales of keys and values ({caches[0]}, …): for --kv-cache-dtype fp8 alone.")
+    left_out = {*vision, *activations, *caches}
     tensors = _strip(folder, {n: t for n, t in raw.items() if n not in left_out})
     mtp = [n for n in tensors if n.startswith("mtp.")]
     if config.has_mtp and not mtp:

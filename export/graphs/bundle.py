@@ -32,6 +32,7 @@ from flashnext.export.graphs.io import DEFAULT_CAPACITY, BuildOptions, expert_pr
 from flashnext.export.graphs.manifest import CheckpointRef, GraphSpec, Manifest, WeightSpec
 from flashnext.export.graphs.trace import trace
 from flashnext.export.graphs.whole_folder import whole_or_nothing
+from flashnext.export.kv_cache import UNSCALED, KvCache, attention_layers
 from flashnext.export.model.loading import build_on_meta
 from flashnext.export.ops import schema
 from flashnext.export.residual_scales import RESIDUAL_FORMS, ResidualStorage, read_scales
@@ -51,6 +52,7 @@ class ExportOptions(BuildOptions):
     """Options of `flashnext export`.
 
     `residual_form` is "plain", "fp8" or "fp8-dynamic"; "fp8" takes its static scales from the file `scales`.
+    `kv_cache_dtype` is "auto" or "fp8", whose scales are the checkpoint's own, or 1.
     `indexer_budget` (tokens a query may choose) and `rope_scaling` (`rope_parameters` of the checkpoint's form, for
     example YaRN) override the checkpoint's configuration. A `capacity` of 0 stands for 4,096 tokens, or the model's
     context where that is shorter. `beside` also writes the graphs next to the shards, where command line tools find
@@ -60,6 +62,7 @@ class ExportOptions(BuildOptions):
     capacity: int = 0
     residual_form: str = "plain"
     scales: str | Path | None = None
+    kv_cache_dtype: str = "auto"
     indexer_budget: int | None = None
     rope_scaling: dict[str, Any] | None = None
     beside: bool = False
@@ -87,7 +90,7 @@ def export_bundle(
     _check_target(target, options.overwrite)
     checkpoint = Checkpoint.open(checkpoint_folder, note)
     config = overridden(checkpoint.config, options)
-    options = fitted(with_residual(options, checkpoint), config)
+    options = fitted(with_kv_cache(with_residual(options, checkpoint), checkpoint, note), config)
     with whole_or_nothing(target) as folder:
         manifest = _write_bundle(checkpoint, config, options, folder, progress)
     if options.beside:
@@ -128,6 +131,22 @@ def with_residual(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptio
             "Calibrate again, without --format."
         )
     return dataclasses.replace(options, residual=ResidualStorage(scales.mode, scales.scales))
+
+
+def with_kv_cache(
+    options: ExportOptions, checkpoint: Checkpoint, note: Callable[[str], None] = lambda _: None
+) -> ExportOptions:
+    """The options with the keys' and values' scales, if they ask for FP8; `note` hears of scales that are not there.
+
+    Raises:
+        CheckpointError: scales of the checkpoint that cannot be used.
+    """
+    if options.kv_cache_dtype != "fp8":
+        return dataclasses.replace(options, kv_cache=KvCache(options.kv_cache_dtype))
+    scales = {layer: checkpoint.scales_of_cache(layer) for layer in attention_layers(checkpoint.config)}
+    if all(pair == UNSCALED for pair in scales.values()):
+        note("Keys and values are stored in FP8 with scales of 1: the checkpoint has no others.")
+    return dataclasses.replace(options, kv_cache=KvCache("fp8", scales))
 
 
 def fitted(options: ExportOptions, config: ModelConfig) -> ExportOptions:
@@ -186,6 +205,8 @@ def describe(checkpoint: Checkpoint, config: ModelConfig, options: BuildOptions)
         residual_dtype=options.residual_dtype,
         residual_mode=options.residual.mode,
         recurrent_dtype=options.recurrent_dtype,
+        kv_cache_dtype=options.kv_cache.dtype,
+        kv_cache_scales=options.kv_cache.scales,
         residual_scales=options.residual.scales,
         checkpoint=_reference(checkpoint),
         graphs=graphs,

@@ -16,7 +16,9 @@ from flashnext.export.config import LINEAR_ATTENTION, SPARSE_ATTENTION, ModelCon
 from flashnext.export.errors import ConfigError
 from flashnext.export.graphs.experts import ExpertFormat, expert_inputs
 from flashnext.export.graphs.manifest import GraphSpec, Size, TensorSpec
-from flashnext.export.ops.ports import CODES
+from flashnext.export.kv_cache import CODES as CACHE_CODES
+from flashnext.export.kv_cache import KvCache
+from flashnext.export.ops.ports import CACHES, CODES
 from flashnext.export.residual_scales import DRAFT, ResidualStorage
 
 MTP_LAYER = DRAFT
@@ -27,7 +29,7 @@ DEFAULT_CAPACITY = 4096
 @dataclass(frozen=True)
 class BuildOptions:
     """What is fixed when a bundle is made: pending window W, tokens per slot, slots, activation dtype, and how the
-    residual branches and the recurrent states (float32, or bfloat16 for half the memory) are kept."""
+    residual branches, the recurrent states (float32, or bfloat16 for half the memory), keys and values are kept."""
 
     window: int = 8
     capacity: int = DEFAULT_CAPACITY
@@ -35,6 +37,7 @@ class BuildOptions:
     dtype: str = "float32"
     residual: ResidualStorage = field(default_factory=ResidualStorage)
     recurrent_dtype: str = "float32"
+    kv_cache: KvCache = field(default_factory=KvCache)
 
     @property
     def residual_dtype(self) -> str:
@@ -57,6 +60,8 @@ class BuildOptions:
                 raise ConfigError(f"--{name} {dtype} is not one of float32, bfloat16.")
         if fault := next(self.residual.faults(config), ""):
             raise ConfigError(f"The residual cannot be stored: {fault}.")
+        if fault := next(self.kv_cache.faults(config), ""):
+            raise ConfigError(f"Keys and values cannot be kept: {fault}.")
 
 
 def first_ngram_layer(config: ModelConfig) -> int:
@@ -209,8 +214,9 @@ def _linear_states(config: ModelConfig, options: BuildOptions, prefix: str) -> I
 
 
 def _attention_states(config: ModelConfig, options: BuildOptions, prefix: str, index: bool) -> Iterator[TensorSpec]:
-    for name in ("key_state", "value_state"):
-        yield _state(options, f"{prefix}.{name}", options.capacity + 1, config.num_key_value_heads, config.head_dim)
+    heads, dtype = (config.num_key_value_heads, config.head_dim), CACHE_CODES if options.kv_cache.is_fp8 else None
+    for name in CACHES:
+        yield _state(options, f"{prefix}.{name}", options.capacity + 1, *heads, dtype=dtype)
     if index:
         block, columns = config.indexer_compress_ratio, config.indexer_head_dim
         yield _state(options, f"{prefix}.index_tail_state", block - 1 + options.window, columns)

@@ -135,6 +135,10 @@ class Manifest:
     """Static scales by store and branch; the graphs hold the same as constants."""
     recurrent_dtype: str = "float32"
     """dtype of GatedDeltaNet's recurrent states."""
+    kv_cache_dtype: str = "auto"
+    """Of keys and values: "auto" (that of the activations), or "fp8" (codes) with the scales of each layer's."""
+    kv_cache_scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """[key, value] by layer; the graphs hold the same as constants."""
     tokenizer_files: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end a text: generation_config.json's eos list and the tokenizer's own eos."""
@@ -204,6 +208,11 @@ def _number(value: Any) -> float:
     return value
 
 
+def _pair(values: Any) -> tuple[float, float]:
+    first, second = values
+    return _number(first), _number(second)
+
+
 def _size(value: Any) -> Size:
     return value if isinstance(value, str) else _whole(value)
 
@@ -229,6 +238,8 @@ def _from_raw(raw: Mapping[str, Any]) -> Manifest:
         residual_mode=_text(raw["residual_mode"]),
         residual_scales={_text(k): tuple(map(_number, v)) for k, v in raw["residual_scales"].items()},
         recurrent_dtype=_text(raw.get("recurrent_dtype", "float32")),
+        kv_cache_dtype=_text(raw.get("kv_cache_dtype", "auto")),
+        kv_cache_scales={_text(k): _pair(v) for k, v in raw.get("kv_cache_scales", {}).items()},
         checkpoint=_checkpoint(raw["checkpoint"]),
         graphs=graphs,
         weights=tuple(_weight(w) for w in raw["weights"]),

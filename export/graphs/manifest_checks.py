@@ -15,6 +15,7 @@ from flashnext.export.errors import BundleError, ConfigError
 from flashnext.export.files import is_finite, plain
 from flashnext.export.graphs.io import BuildOptions, graph_names, graph_spec
 from flashnext.export.graphs.manifest import GraphSpec, Manifest, NgramSpec, TensorSpec, WeightSpec
+from flashnext.export.kv_cache import KvCache
 from flashnext.export.ops import schema
 from flashnext.export.residual_scales import ResidualStorage
 
@@ -75,7 +76,8 @@ def options_of(manifest: Manifest) -> BuildOptions:
     """The sizes that a bundle was made with."""
     storage = ResidualStorage(manifest.residual_mode, manifest.residual_scales)
     sizes = (manifest.window, manifest.capacity, manifest.slots)
-    return BuildOptions(*sizes, manifest.dtype, storage, manifest.recurrent_dtype)
+    cache = KvCache(manifest.kv_cache_dtype, manifest.kv_cache_scales)
+    return BuildOptions(*sizes, manifest.dtype, storage, manifest.recurrent_dtype, cache)
 
 
 def _graph_faults(manifest: Manifest) -> Iterator[str]:

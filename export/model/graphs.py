@@ -13,6 +13,7 @@ from torch.nn import functional
 from flashnext.export.config import SPARSE_ATTENTION, ModelConfig
 from flashnext.export.graphs.io import MTP_LAYER, BuildOptions, first_ngram_layer, graph_spec, layers_of
 from flashnext.export.graphs.manifest import GraphSpec
+from flashnext.export.kv_cache import Scales
 from flashnext.export.model.layers import DecoderLayer, Flow, GatedResidual, Linear, Step, Weight, plain_rms_norm
 from flashnext.export.model.residual import Branches, Codes, LayerStores, store_of
 from flashnext.export.model.rope import rotary_frequencies
@@ -28,6 +29,7 @@ class Graph(nn.Module):
         self.spec: GraphSpec = graph_spec(config, options, name)
         self.dtype = getattr(torch, options.dtype)
         self.residual = options.residual
+        self.cache_scales = options.kv_cache.scales
         inv_freq, self.rope_scale = rotary_frequencies(config)
         self.inv_freq = nn.Buffer(inv_freq, persistent=False)
 
@@ -79,7 +81,10 @@ class Backbone(Graph):
 
     def _layer(self, number: int) -> DecoderLayer:
         c, stores = self.config, LayerStores.of(self.residual, store_before(number), f"layers.{number}")
-        return DecoderLayer(c, c.layer_types[number], number in c.ngram_layers, self.rope_scale, stores=stores)
+        cache = self.cache_scales.get(f"layers.{number}")
+        return DecoderLayer(
+            c, c.layer_types[number], number in c.ngram_layers, self.rope_scale, stores=stores, cache_scales=cache
+        )
 
     def run_layers(self, inputs: dict[str, Tensor], step: Step) -> Flow:
         if self.from_edge:
@@ -125,7 +130,14 @@ class Body(Backbone):
 class MtpLayers(nn.Module):
     """The parameters under `mtp.` in the checkpoint."""
 
-    def __init__(self, c: ModelConfig, form: str, rope_scale: float, residual: ResidualStorage | None = None) -> None:
+    def __init__(
+        self,
+        c: ModelConfig,
+        form: str,
+        rope_scale: float,
+        residual: ResidualStorage | None = None,
+        cache_scales: Scales | None = None,
+    ) -> None:
         super().__init__()
         residual = residual or ResidualStorage()
         stores = LayerStores.of(residual, DRAFT_START, MTP_LAYER)
@@ -133,7 +145,7 @@ class MtpLayers(nn.Module):
         self.pre_fc_norm_hidden = Weight(c.hc_count * c.hidden_size)
         self.fc_embedding = Linear(c.hidden_size, c.hidden_size)
         self.fc_hidden = Linear(c.hidden_size, c.hidden_size)
-        self.layers = nn.ModuleList([DecoderLayer(c, SPARSE_ATTENTION, False, rope_scale, form, stores)])
+        self.layers = nn.ModuleList([DecoderLayer(c, SPARSE_ATTENTION, False, rope_scale, form, stores, cache_scales)])
         self.hyper_connection_mixer = GatedResidual(c, True, store_of(residual, f"{MTP_LAYER}.mlp"))
 
 
@@ -146,7 +158,7 @@ class Mtp(Graph):
     def __init__(self, config: ModelConfig, options: BuildOptions, name: str) -> None:
         super().__init__(config, options, name)
         form = "given" if name == "mtp_draft" else "select_return"
-        self.mtp = MtpLayers(config, form, self.rope_scale, self.residual)
+        self.mtp = MtpLayers(config, form, self.rope_scale, self.residual, self.cache_scales.get(MTP_LAYER))
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         step, m, eps = self.step(inputs), self.mtp, self.config.rms_norm_eps

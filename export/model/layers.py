@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from flashnext.export.config import SPARSE_ATTENTION, ModelConfig
 from flashnext.export.graphs.experts import form_of, input_names
+from flashnext.export.kv_cache import Scales
 from flashnext.export.model.residual import Branches, LayerStores, ResidualStore
 from flashnext.export.ops.torch_ops import call
 
@@ -165,14 +166,22 @@ class Indexer(nn.Module):
 
 
 class SparseAttention(nn.Module):
-    """Qwen Sparse Attention: projections around the `SparseAttention` op; `form` says where blocks come from."""
+    """Qwen Sparse Attention: projections around the `SparseAttention` op; `form` says where blocks come from.
+
+    With `cache_scales` (of keys and values) the caches are E4M3 codes.
+    """
 
     KV_STATES = ("key_state", "value_state")
     INDEX_STATES = ("index_tail_state", "index_key_state")
 
-    def __init__(self, c: ModelConfig, form: str, rope_scale: float) -> None:
+    def __init__(self, c: ModelConfig, form: str, rope_scale: float, cache_scales: Scales | None = None) -> None:
         super().__init__()
         self.form = form
+        self.has_codes = cache_scales is not None
+        if cache_scales is not None:
+            # On the CPU even while the rest is built without memory, as scales of the residual are.
+            keys, values = (torch.tensor([s], dtype=torch.float32, device="cpu") for s in cache_scales)
+            self.k_scale, self.v_scale = (nn.Buffer(s, persistent=False) for s in (keys, values))
         self.q_proj = Linear(c.hidden_size, c.num_attention_heads * c.head_dim * 2)
         self.k_proj = Linear(c.hidden_size, c.num_key_value_heads * c.head_dim)
         self.v_proj = Linear(c.hidden_size, c.num_key_value_heads * c.head_dim)
@@ -204,7 +213,10 @@ class SparseAttention(nn.Module):
         inputs += step.state(prefix, *names)
         if self.form == "given":
             inputs += step.given_blocks()
-        y, *rest = call("SparseAttention", self.form, *inputs, **self.attributes)
+        if self.has_codes:
+            inputs += [self.k_scale, self.v_scale]
+        form = f"{self.form}_fp8_cache" if self.has_codes else self.form
+        y, *rest = call("SparseAttention", form, *inputs, **self.attributes)
         if self.form == "select_return":
             step.blocks_out = rest.pop()
         step.keep(prefix, names, rest)
@@ -275,13 +287,14 @@ class DecoderLayer(nn.Module):
         rope_scale: float,
         attention_form: str = "select",
         stores: LayerStores | None = None,
+        cache_scales: Scales | None = None,
     ) -> None:
         super().__init__()
         stores = stores or LayerStores(ResidualStore(), ResidualStore(), ResidualStore())
         self.ple = NgramInjection(c, stores.ngram) if ngram else None
         self.attn_hyper_connection = GatedResidual(c, store=stores.before)
         if layer_type == SPARSE_ATTENTION:
-            self.self_attn = SparseAttention(c, attention_form, rope_scale)
+            self.self_attn = SparseAttention(c, attention_form, rope_scale, cache_scales)
         else:
             self.linear_attn = GatedDeltaNet(c)
         self.mlp_hyper_connection = GatedResidual(c, store=stores.mixer)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from flashnext.export.graphs.io import MAX_WINDOW, BuildOptions
+from flashnext.export.kv_cache import KV_CACHE_DTYPES
 from flashnext.export.progress import progress_bar
 from flashnext.export.residual_scales import RESIDUAL_FORMS
 from flashnext.runtime.cli.parser import Commands, Parser, whole_number
@@ -28,6 +29,7 @@ examples:
   flashnext export CHECKPOINT BUNDLE --rope-scaling yarn:4           contexts up to four times the native length
   flashnext export CHECKPOINT BUNDLE --rope-scaling '{"rope_type":"yarn","factor":4.0,"beta_fast":32}'
   flashnext export CHECKPOINT BUNDLE --residual fp8 --scales scales.json
+  flashnext export CHECKPOINT BUNDLE --kv-cache-dtype fp8            half of BF16's keys and values
   flashnext export CHECKPOINT BUNDLE --beside                        for trtexec and the polygraphy command
 """
 
@@ -52,6 +54,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     add("--scales", metavar="FILE", help="scales of --residual fp8, as flashnext calibrate writes them for CHECKPOINT")
     recurrent = "recurrent states; bfloat16 halves them (default: float32)"
     add("--recurrent-dtype", choices=("float32", "bfloat16"), help=recurrent)
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help=CACHE_HELP)
     add("--indexer-budget", type=whole_number(1), metavar="TOKENS", help="tokens that sparse attention may choose")
     add("--rope-scaling", type=rope_scaling, metavar="SCALING", help="longer contexts: yarn:FACTOR, or JSON as below")
     add = parser.add_argument_group("writing").add_argument
@@ -63,6 +66,10 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
 RESIDUAL_HELP = (
     "how the residual branches are kept: plain (default) in --dtype, fp8 with the static scales of --scales, "
     "fp8-dynamic with a scale per token and branch"
+)
+CACHE_HELP = (
+    "keys and values of sparse attention: auto (default) in --dtype, fp8 as E4M3 with the checkpoint's own k_scale and "
+    "v_scale, or 1"
 )
 SCALING_FORMS = (
     'yarn:FACTOR, or JSON such as {"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":262144}'

@@ -14,6 +14,7 @@ from flashnext.export.graphs import manifest as manifests
 from flashnext.export.graphs.io import BuildOptions
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.export.inventory import context_lengths, count_parts, slot_bytes, state_bytes, total
+from flashnext.export.kv_cache import KvCache
 from flashnext.runtime.cli import fit
 from flashnext.runtime.cli.parser import Commands, Parser, UsageError
 from flashnext.runtime.cli.table import amount, amount_of_bytes, render
@@ -30,8 +31,16 @@ examples:
   flashnext info my-bundle --json | jq .slot_bytes
 """
 
-DTYPES = ("float32", "bfloat16")
-BUNDLE_FACTS = ("dtype", "window", "capacity", "slots", "residual_dtype", "residual_mode", "residual_scales")
+STATES = {
+    "float32": BuildOptions(),
+    "bfloat16": BuildOptions(dtype="bfloat16"),
+    "bfloat16, FP8 cache": BuildOptions(dtype="bfloat16", kv_cache=KvCache("fp8")),
+}
+"""How a slot's states may be kept."""
+BUNDLE_FACTS = (
+    *("dtype", "window", "capacity", "slots", "residual_dtype", "residual_mode", "residual_scales"),
+    *("recurrent_dtype", "kv_cache_dtype", "kv_cache_scales"),
+)
 
 
 def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
@@ -126,10 +135,13 @@ def model_facts(config: ModelConfig) -> dict[str, Any]:
 
 
 def slot_bytes_by_context(config: ModelConfig, window: int) -> dict[str, dict[str, int]]:
-    """Memory of one slot by dtype and by the tokens that it can hold."""
+    """Memory of one slot by how its states are kept and by the tokens that it can hold."""
     return {
-        dtype: {str(n): slot_bytes(config, BuildOptions(window, n, 1, dtype)) for n in context_lengths(config)}
-        for dtype in DTYPES
+        kept: {
+            str(n): slot_bytes(config, dataclasses.replace(options, window=window, capacity=n, slots=1))
+            for n in context_lengths(config)
+        }
+        for kept, options in STATES.items()
     }
 
 
@@ -166,7 +178,7 @@ def _bundle_lines(facts: dict[str, Any]) -> list[str]:
     graphs = ", ".join(f"{name} {amount_of_bytes(size)}" for name, size in facts["graphs"].items())
     found = "" if facts["checkpoint_found"] else "  (not there: name it with --checkpoint when running)"
     return [
-        f"graphs      {graphs} ({facts['dtype']}, residual {_residual(facts)})",
+        f"graphs      {graphs} ({facts['dtype']}, residual {_residual(facts)}{_cache(facts)})",
         f"weights     {facts['checkpoint']}{found}",
         f"slots       {facts['slots']} of {facts['capacity']:,} tokens, window {facts['window']}; "
         f"memory {facts['slots']} x {amount_of_bytes(facts['slot_bytes'])}",
@@ -183,8 +195,17 @@ def _residual(facts: dict[str, Any]) -> str:
     return f"{facts['residual_dtype']}, {facts['residual_mode']} scales{span}"
 
 
+def _cache(facts: dict[str, Any]) -> str:
+    """`; keys and values fp8, scales 0.01 … 1`, if they are not as the rest."""
+    scales = [scale for of_layer in facts["kv_cache_scales"].values() for scale in of_layer]
+    if not scales:
+        return ""
+    return f"; keys and values {facts['kv_cache_dtype']}, scales {min(scales):.2g} … {max(scales):.2g}"
+
+
 def _memory_lines(facts: dict[str, Any]) -> list[str]:
     by_context = facts["slot_bytes_by_context"]
-    rows = [[f"{int(n):,}", *(amount_of_bytes(by_context[d][n]) for d in DTYPES)] for n in by_context[DTYPES[0]]]
+    contexts = by_context["float32"]
+    rows = [[f"{int(n):,}", *(amount_of_bytes(sizes[n]) for sizes in by_context.values())] for n in contexts]
     return [f"memory of one slot (window {facts['window']}) by the tokens that it can hold:", "",
-            render(["tokens", *DTYPES], rows)]  # fmt: skip
+            render(["tokens", *by_context], rows)]  # fmt: skip

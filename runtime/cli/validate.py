@@ -32,7 +32,9 @@ examples:
 """
 
 EXIT_DIFFERS = 1
-TOLERANCE_HELP = "largest error that passes, in standard deviations of the output (mean error, with a residual in FP8)"
+TOLERANCE_HELP = (
+    "largest error that passes, in standard deviations of the output (mean error, with a residual or caches in FP8)"
+)
 
 
 def add_parser(commands: Commands, parents: list[Parser]) -> Parser:

@@ -31,7 +31,7 @@ FILE_NAME = "golden.json"
 FORMAT_VERSION = 1
 FED_ROLES = ("step", "rows", "edge")
 MAX_BYTES = 1 << 20
-SIZES = ("dtype", "window", "capacity", "slots", "residual_mode", "recurrent_dtype")
+SIZES = ("dtype", "window", "capacity", "slots", "residual_mode", "recurrent_dtype", "kv_cache_dtype")
 """Entries of a manifest on which inputs and outputs depend, beside the model itself."""
 
 Shaped = dict[str, tuple[TensorSpec, tuple[int, ...]]]

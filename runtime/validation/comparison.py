@@ -26,7 +26,11 @@ FP8_TOLERANCE = 0.1
 """With a residual in FP8 the mean error is judged. A value on the edge between two codes falls to either side in
 another order of summation; the layers behind it then see a change of several percent in one column, more values fall
 to the other side, and outputs differ by some of what FP8 costs. This finds faults, not last bits: those are compared
-op by op in the tests (docs/validation.md)."""
+op by op in the tests (docs/validation.md).
+
+Keys and values in FP8 are judged by the mean error too, but within TOLERANCES: a key on the edge between two codes
+moves the outputs of few tokens, and nothing is rounded on top of it. Without its rounding the small model's logits are
+2e-3 away on average."""
 NOISE = 1e-6
 """Errors below this are not told apart when looking for where they rise: float32 itself rounds by 6e-8 of a value."""
 

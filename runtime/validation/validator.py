@@ -126,9 +126,9 @@ def validate(
     saved = None if golden is None else Golden.open(golden, manifest)
     wishes = Wishes(_names(engine, reference, saved, per_layer), saved, per_layer, threads)
     participants = Participants(folder, manifest, checkpoint, wishes)
-    in_fp8 = manifest.residual_mode != "plain"
-    allowed = FP8_TOLERANCE if in_fp8 else TOLERANCES[manifest.dtype]
-    comparison = DeviationCompare(allowed if tolerance is None else tolerance, in_fp8)
+    residual_in_fp8, cache_in_fp8 = manifest.residual_mode != "plain", manifest.kv_cache_dtype == "fp8"
+    allowed = FP8_TOLERANCE if residual_in_fp8 else TOLERANCES[manifest.dtype]
+    comparison = DeviationCompare(allowed if tolerance is None else tolerance, residual_in_fp8 or cache_in_fp8)
     source = SeededSteps(manifest, tokens, seed) if saved is None else SavedSteps(saved)
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):  # the report says it all; Polygraphy would log to standard output
         _compare_graphs(participants, comparison, source)

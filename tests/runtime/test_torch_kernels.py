@@ -20,7 +20,7 @@ import torch
 from flashnext.export.checkpoint import Checkpoint
 from flashnext.export.checkpoint.random_checkpoint import write_random_checkpoint
 from flashnext.export.errors import EngineError, PluginError
-from flashnext.export.graphs.bundle import ExportOptions, describe, with_residual
+from flashnext.export.graphs.bundle import ExportOptions, describe, with_kv_cache, with_residual
 from flashnext.export.ops.torch_ops import call, implemented_by
 from flashnext.plugins.kernel_library import KernelError
 from flashnext.runtime.engines import open_engine
@@ -47,9 +47,12 @@ STEPS = (
 )
 
 
-def runner(checkpoint: Checkpoint, dtype: str, ops: str, residual: str = "plain") -> ModelRunner:
-    options = ExportOptions(window=WINDOW, capacity=64, slots=3, dtype=dtype, residual_form=residual)
-    manifest = describe(checkpoint, checkpoint.config, with_residual(options, checkpoint))
+def runner(checkpoint: Checkpoint, dtype: str, ops: str, residual: str = "plain", cache: str = "auto") -> ModelRunner:
+    options = ExportOptions(
+        window=WINDOW, capacity=64, slots=3, dtype=dtype, residual_form=residual, kv_cache_dtype=cache
+    )
+    options = with_kv_cache(with_residual(options, checkpoint), checkpoint)
+    manifest = describe(checkpoint, checkpoint.config, options)
     states = allocate_states(manifest)
     bound = {**load_weights(manifest, checkpoint), **states}
     engines = {name: TorchEngine(name, manifest, checkpoint, None, ops) for name in manifest.graphs}
@@ -90,10 +93,13 @@ def opened(folder: Path, experts: str | None) -> Checkpoint:
     return Checkpoint.open(write_random_checkpoint(folder / "checkpoint", SIZES, quantization=experts, tokenizer=False))
 
 
-@pytest.mark.parametrize(("experts", "residual"), [(None, "plain"), (None, "fp8-dynamic"), ("nvfp4", "plain")])
-def test_kernels_give_the_reference_s_logits(tmp_path: Path, experts: str | None, residual: str) -> None:
+@pytest.mark.parametrize(
+    ("experts", "residual", "cache"),
+    [(None, "plain", "auto"), (None, "fp8-dynamic", "auto"), ("nvfp4", "plain", "auto"), (None, "plain", "fp8")],
+)
+def test_kernels_give_the_reference_s_logits(tmp_path: Path, experts: str | None, residual: str, cache: str) -> None:
     checkpoint = opened(tmp_path, experts)
-    want, got = (outputs(runner(checkpoint, "float32", ops, residual)) for ops in ("reference", "host"))
+    want, got = (outputs(runner(checkpoint, "float32", ops, residual, cache)) for ops in ("reference", "host"))
     errors = row_errors(got, want)
     assert 0 < max(errors) <= TOLERANCE, errors
 

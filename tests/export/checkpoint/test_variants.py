@@ -119,8 +119,8 @@ def test_fused_fp8(tmp_path: Path) -> None:
 
 def test_scales_of_activations_are_left_out_with_one_line(copy: Callable[[str], Path], edit: Edit) -> None:
     folder = copy("nvfp4")
-    extra = {f"{EXPERT}.input_scale": np.float32(1), "model.layers.3.self_attn.k_proj.k_scale": np.ones(1, np.float32)}
-    edit(folder, {name: np.asarray(value) for name, value in extra.items()})
+    extra = (f"{EXPERT}.input_scale", f"{EXPERT.replace('gate', 'up')}.input_scale")
+    edit(folder, {name: np.asarray(1, np.float32) for name in extra})
     notes: list[str] = []
     Checkpoint.open(folder, notes.append)
     assert len(notes) == 1
