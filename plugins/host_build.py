@@ -67,7 +67,7 @@ def kernel_jobs(kind: str = "plain", kernels: Sequence[Path] | None = None, flag
     return jobs + [(s, [*COMMON, *KERNEL, *BUILDS[kind], *flags]) for s in (SOURCES / "abi.cpp", *kernels)]
 
 
-def build_from(jobs: Sequence[Job], kind: str, shared: bool, name: str = "") -> Path:
+def build_from(jobs: Sequence[Job], kind: str, shared: bool, name: str = "", link: Sequence[str] = ()) -> Path:
     """Compile and link what is not there yet.
 
     Raises:
@@ -77,7 +77,7 @@ def build_from(jobs: Sequence[Job], kind: str, shared: bool, name: str = "") -> 
     with locked(folder):
         with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILERS)) as pool:
             objects = list(pool.map(lambda job: _compile(folder, *job), jobs))
-        result = _link(folder, objects, kind, shared, name or ("kernels" if shared else "replay"))
+        result = _link(folder, objects, kind, shared, name or ("kernels" if shared else "replay"), link)
         remove_old(folder)
     return result
 
@@ -123,8 +123,8 @@ def _compile(folder: Path, source: Path, flags: Sequence[str]) -> Path:
     return make(target, [compiler()[0], *flags, "-c", str(source)])
 
 
-def _link(folder: Path, objects: Sequence[Path], kind: str, shared: bool, name: str) -> Path:
-    flags = [*BUILDS[kind], "-ldl"] + (["-shared"] if shared else [])
+def _link(folder: Path, objects: Sequence[Path], kind: str, shared: bool, name: str, flags: Sequence[str]) -> Path:
+    flags = [*flags, *BUILDS[kind], "-ldl"] + (["-shared"] if shared else [])
     key = digest([*(o.name for o in objects), *flags])
     target = folder / (f"{name}-{key}.so" if shared else f"{name}-{kind}-{key}")
     return make(target, [compiler()[0], *map(str, objects), *flags])

@@ -21,14 +21,11 @@ class Creator final : public nvinfer1::IPluginCreatorV3One {
 
   nvinfer1::IPluginV3* createPlugin(const char* name, const nvinfer1::PluginFieldCollection* fields,
                                     nvinfer1::TensorRTPhase phase) noexcept override {
-    return guarded<nvinfer1::IPluginV3*>(op_.name, nullptr, [&]() -> nvinfer1::IPluginV3* {
+    const char* const given = name ? name : "";
+    const auto where = [&] { return std::string(op_.name) + ": '" + given + "' cannot be created"; };
+    return guarded<nvinfer1::IPluginV3*>(nullptr, where, [&] {
       const bool is_building = phase == nvinfer1::TensorRTPhase::kBUILD;
-      const std::string given = name ? name : "";
-      try {
-        return new Plugin(op_, given, Attributes(op_, fields, !is_building), is_building);
-      } catch (const Fault& fault) {
-        throw Fault("'" + given + "' cannot be created: " + fault.what());
-      }
+      return new Plugin(op_, given, Attributes(op_, fields, !is_building), is_building);
     });
   }
   const nvinfer1::PluginFieldCollection* getFieldNames() noexcept override { return &collection_; }
@@ -57,7 +54,7 @@ std::vector<nvinfer1::IPluginCreatorInterface*> make_creators() {
 FLASHNEXT_API nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
   using Creators = std::vector<nvinfer1::IPluginCreatorInterface*>;
   count = 0;
-  const auto all = flashnext::trt::guarded<const Creators*>("creators", nullptr, [] {
+  const auto all = flashnext::trt::guarded<const Creators*>(nullptr, [] { return "creators"; }, [] {
     static const Creators* const creators = new Creators(flashnext::trt::make_creators());
     return creators;
   });

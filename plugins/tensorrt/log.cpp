@@ -68,8 +68,9 @@ TensorRT made_from(void* finder) {
 std::mutex mutex;
 TensorRT tensorrt;
 
-// False: TensorRT has no logger. The finder knows that of the engine under way, which there may be none of.
-bool log_to_tensorrt(const TensorRT& to, int32_t severity, const char* message) {
+// False: TensorRT has no logger. The finder knows that of the engine under way, which there may be none of. The objects are
+// not of the classes above, only laid out like them.
+__attribute__((no_sanitize("vptr"))) bool log_to_tensorrt(const TensorRT& to, int32_t severity, const char* message) {
   const bool is_versioned = to.major >= 11;
   void* logger = nullptr;
   if (to.finder) {
@@ -96,6 +97,14 @@ void log(Severity severity, const std::string& message) {
   const std::string line = "flashnext: " + message;
   if (log_to_tensorrt(current(), int32_t(severity), line.c_str()) || severity == Severity::info) return;
   fprintf(stderr, "%s\n", line.c_str());
+}
+
+void log_plainly(const char* message) noexcept {
+  try {
+    if (log_to_tensorrt(current(), int32_t(Severity::error), message)) return;
+  } catch (...) {
+  }
+  fprintf(stderr, "%s\n", message);
 }
 
 void set_finder(void* finder) {

@@ -11,7 +11,7 @@
 #include "tensorrt/op_table.h"
 
 #define FLASHNEXT_OP_VERSION 1
-#define FLASHNEXT_OP_TABLE "cc20a4a7165a4390"
+#define FLASHNEXT_OP_TABLE "2059935eecbb03a7"
 
 namespace flashnext::trt {
 
@@ -678,6 +678,7 @@ inline constexpr Code kCode[] = {
     {Step::size, 7}, {Step::constant, -1}, {Step::add, 0}, {Step::end, 0},  // P+-1
     {Step::constant, 16777216}, {Step::end, 0},  // 16777216
     {Step::size, 5}, {Step::end, 0},  // K
+    {Step::size, 0}, {Step::size, 5}, {Step::multiply, 0}, {Step::end, 0},  // (B)*(K)
 };
 inline constexpr AttributeRow kAttributes[] = {
     {"eps", Kind::number, -1, offsetof(GatedDeltaNetParams, eps), {}},
@@ -769,6 +770,7 @@ inline constexpr Code kCode[] = {
     {Step::constant, -1}, {Step::end, 0},  // -1
     {Step::size, 9}, {Step::size, 13}, {Step::divide, 0}, {Step::constant, -1}, {Step::add, 0}, {Step::end, 0},  // C1//block+-1
     {Step::size, 9}, {Step::constant, -1}, {Step::add, 0}, {Step::end, 0},  // C1+-1
+    {Step::constant, 1}, {Step::end, 0},  // 1
 };
 inline constexpr AttributeRow kAttributes[] = {
     {"eps", Kind::number, -1, offsetof(SparseAttentionParams, eps), {}},
@@ -925,10 +927,162 @@ inline constexpr BoundRow kGivenBounds[] = {
     {11, 60, 62},  // blocks
     {12, 40, 68},  // blocks_len
 };
+inline constexpr PortRow kSelectFp8CacheInputs[] = {
+    {"q_gate", {0, 0}, 3, {0, 2, 4}, offsetof(SparseAttentionParams, q_gate), -1},  // [B, S, Nq*2*D]
+    {"k", {0, 0}, 3, {0, 2, 10}, offsetof(SparseAttentionParams, k), -1},  // [B, S, Nkv*D]
+    {"v", {0, 0}, 3, {0, 2, 10}, offsetof(SparseAttentionParams, v), -1},  // [B, S, Nkv*D]
+    {"index_qk", {0, 0}, 3, {0, 2, 14}, offsetof(SparseAttentionParams, index_qk), -1},  // [B, S, Ni*Di+Di]
+    {"q_norm_weight", {0, 0}, 1, {20}, offsetof(SparseAttentionParams, q_norm_weight), -1},  // [D]
+    {"k_norm_weight", {0, 0}, 1, {20}, offsetof(SparseAttentionParams, k_norm_weight), -1},  // [D]
+    {"index_q_norm_weight", {0, 0}, 1, {22}, offsetof(SparseAttentionParams, index_q_norm_weight), -1},  // [Di]
+    {"index_k_norm_weight", {0, 0}, 1, {22}, offsetof(SparseAttentionParams, index_k_norm_weight), -1},  // [Di]
+    {"inv_freq", {-1, 0}, 1, {24}, offsetof(SparseAttentionParams, inv_freq), -1},  // [F]
+    {"slots", {-1, 4}, 1, {0}, offsetof(SparseAttentionParams, slots), -1},  // [B]
+    {"past_len", {-1, 4}, 1, {0}, offsetof(SparseAttentionParams, past_len), -1},  // [B]
+    {"new_len", {-1, 4}, 1, {0}, offsetof(SparseAttentionParams, new_len), -1},  // [B]
+    {"key_state", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, key_state), -1},  // [P, C1, Nkv, D]
+    {"value_state", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, value_state), -1},  // [P, C1, Nkv, D]
+    {"index_tail_state", {0, 0}, 3, {26, 32, 22}, offsetof(SparseAttentionParams, index_tail_state), -1},  // [P, Q, Di]
+    {"index_key_state", {0, 0}, 3, {26, 34, 22}, offsetof(SparseAttentionParams, index_key_state), -1},  // [P, NB1, Di]
+    {"k_scale", {-1, 0}, 1, {72}, offsetof(SparseAttentionParams, k_scale), -1},  // [1]
+    {"v_scale", {-1, 0}, 1, {72}, offsetof(SparseAttentionParams, v_scale), -1},  // [1]
+};
+inline constexpr PortRow kSelectFp8CacheOutputs[] = {
+    {"y", {0, 0}, 3, {0, 2, 36}, offsetof(SparseAttentionParams, y), -1},  // [B, S, Nq*D]
+    {"key_state_out", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, key_state), 12},  // [P, C1, Nkv, D]
+    {"value_state_out", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, value_state), 13},  // [P, C1, Nkv, D]
+    {"index_tail_state_out", {0, 0}, 3, {26, 32, 22}, offsetof(SparseAttentionParams, index_tail_state), 14},  // [P, Q, Di]
+    {"index_key_state_out", {0, 0}, 3, {26, 34, 22}, offsetof(SparseAttentionParams, index_key_state), 15},  // [P, NB1, Di]
+};
+inline constexpr SizeField kSelectFp8CacheSizes[] = {
+    {offsetof(SparseAttentionParams, batch), 0},  // batch = B
+    {offsetof(SparseAttentionParams, steps), 2},  // steps = S
+    {offsetof(SparseAttentionParams, heads), 54},  // heads = Nq
+    {offsetof(SparseAttentionParams, kv_heads), 30},  // kv_heads = Nkv
+    {offsetof(SparseAttentionParams, head_dim), 20},  // head_dim = D
+    {offsetof(SparseAttentionParams, index_heads), 56},  // index_heads = Ni
+    {offsetof(SparseAttentionParams, index_head_dim), 22},  // index_head_dim = Di
+    {offsetof(SparseAttentionParams, frequencies), 24},  // frequencies = F
+    {offsetof(SparseAttentionParams, rows), 26},  // rows = P
+    {offsetof(SparseAttentionParams, tokens), 28},  // tokens = C1
+    {offsetof(SparseAttentionParams, ring), 32},  // ring = Q
+    {offsetof(SparseAttentionParams, index_blocks), 34},  // index_blocks = NB1
+    {offsetof(SparseAttentionParams, budget_blocks), 58},  // budget_blocks = budget_blocks
+};
+inline constexpr FormatField kSelectFp8CacheFormats[] = {
+    {offsetof(SparseAttentionParams, T), {0, 0}},
+    {offsetof(SparseAttentionParams, K), {-1, 3}},
+};
+inline constexpr BoundRow kSelectFp8CacheBounds[] = {
+    {9, 40, 42},  // slots
+    {10, 40, 46},  // past_len
+    {11, 40, 2},  // new_len
+};
+inline constexpr PortRow kSelectReturnFp8CacheInputs[] = {
+    {"q_gate", {0, 0}, 3, {0, 2, 4}, offsetof(SparseAttentionParams, q_gate), -1},  // [B, S, Nq*2*D]
+    {"k", {0, 0}, 3, {0, 2, 10}, offsetof(SparseAttentionParams, k), -1},  // [B, S, Nkv*D]
+    {"v", {0, 0}, 3, {0, 2, 10}, offsetof(SparseAttentionParams, v), -1},  // [B, S, Nkv*D]
+    {"index_qk", {0, 0}, 3, {0, 2, 14}, offsetof(SparseAttentionParams, index_qk), -1},  // [B, S, Ni*Di+Di]
+    {"q_norm_weight", {0, 0}, 1, {20}, offsetof(SparseAttentionParams, q_norm_weight), -1},  // [D]
+    {"k_norm_weight", {0, 0}, 1, {20}, offsetof(SparseAttentionParams, k_norm_weight), -1},  // [D]
+    {"index_q_norm_weight", {0, 0}, 1, {22}, offsetof(SparseAttentionParams, index_q_norm_weight), -1},  // [Di]
+    {"index_k_norm_weight", {0, 0}, 1, {22}, offsetof(SparseAttentionParams, index_k_norm_weight), -1},  // [Di]
+    {"inv_freq", {-1, 0}, 1, {24}, offsetof(SparseAttentionParams, inv_freq), -1},  // [F]
+    {"slots", {-1, 4}, 1, {0}, offsetof(SparseAttentionParams, slots), -1},  // [B]
+    {"past_len", {-1, 4}, 1, {0}, offsetof(SparseAttentionParams, past_len), -1},  // [B]
+    {"new_len", {-1, 4}, 1, {0}, offsetof(SparseAttentionParams, new_len), -1},  // [B]
+    {"key_state", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, key_state), -1},  // [P, C1, Nkv, D]
+    {"value_state", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, value_state), -1},  // [P, C1, Nkv, D]
+    {"index_tail_state", {0, 0}, 3, {26, 32, 22}, offsetof(SparseAttentionParams, index_tail_state), -1},  // [P, Q, Di]
+    {"index_key_state", {0, 0}, 3, {26, 34, 22}, offsetof(SparseAttentionParams, index_key_state), -1},  // [P, NB1, Di]
+    {"k_scale", {-1, 0}, 1, {72}, offsetof(SparseAttentionParams, k_scale), -1},  // [1]
+    {"v_scale", {-1, 0}, 1, {72}, offsetof(SparseAttentionParams, v_scale), -1},  // [1]
+};
+inline constexpr PortRow kSelectReturnFp8CacheOutputs[] = {
+    {"y", {0, 0}, 3, {0, 2, 36}, offsetof(SparseAttentionParams, y), -1},  // [B, S, Nq*D]
+    {"key_state_out", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, key_state), 12},  // [P, C1, Nkv, D]
+    {"value_state_out", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, value_state), 13},  // [P, C1, Nkv, D]
+    {"index_tail_state_out", {0, 0}, 3, {26, 32, 22}, offsetof(SparseAttentionParams, index_tail_state), 14},  // [P, Q, Di]
+    {"index_key_state_out", {0, 0}, 3, {26, 34, 22}, offsetof(SparseAttentionParams, index_key_state), 15},  // [P, NB1, Di]
+    {"blocks_out", {-1, 4}, 2, {0, 58}, offsetof(SparseAttentionParams, blocks_out), -1},  // [B, budget_blocks]
+};
+inline constexpr SizeField kSelectReturnFp8CacheSizes[] = {
+    {offsetof(SparseAttentionParams, batch), 0},  // batch = B
+    {offsetof(SparseAttentionParams, steps), 2},  // steps = S
+    {offsetof(SparseAttentionParams, heads), 54},  // heads = Nq
+    {offsetof(SparseAttentionParams, kv_heads), 30},  // kv_heads = Nkv
+    {offsetof(SparseAttentionParams, head_dim), 20},  // head_dim = D
+    {offsetof(SparseAttentionParams, index_heads), 56},  // index_heads = Ni
+    {offsetof(SparseAttentionParams, index_head_dim), 22},  // index_head_dim = Di
+    {offsetof(SparseAttentionParams, frequencies), 24},  // frequencies = F
+    {offsetof(SparseAttentionParams, rows), 26},  // rows = P
+    {offsetof(SparseAttentionParams, tokens), 28},  // tokens = C1
+    {offsetof(SparseAttentionParams, ring), 32},  // ring = Q
+    {offsetof(SparseAttentionParams, index_blocks), 34},  // index_blocks = NB1
+    {offsetof(SparseAttentionParams, budget_blocks), 58},  // budget_blocks = budget_blocks
+};
+inline constexpr FormatField kSelectReturnFp8CacheFormats[] = {
+    {offsetof(SparseAttentionParams, T), {0, 0}},
+    {offsetof(SparseAttentionParams, K), {-1, 3}},
+};
+inline constexpr BoundRow kSelectReturnFp8CacheBounds[] = {
+    {9, 40, 42},  // slots
+    {10, 40, 46},  // past_len
+    {11, 40, 2},  // new_len
+};
+inline constexpr PortRow kGivenFp8CacheInputs[] = {
+    {"q_gate", {0, 0}, 3, {0, 2, 4}, offsetof(SparseAttentionParams, q_gate), -1},  // [B, S, Nq*2*D]
+    {"k", {0, 0}, 3, {0, 2, 10}, offsetof(SparseAttentionParams, k), -1},  // [B, S, Nkv*D]
+    {"v", {0, 0}, 3, {0, 2, 10}, offsetof(SparseAttentionParams, v), -1},  // [B, S, Nkv*D]
+    {"q_norm_weight", {0, 0}, 1, {20}, offsetof(SparseAttentionParams, q_norm_weight), -1},  // [D]
+    {"k_norm_weight", {0, 0}, 1, {20}, offsetof(SparseAttentionParams, k_norm_weight), -1},  // [D]
+    {"inv_freq", {-1, 0}, 1, {24}, offsetof(SparseAttentionParams, inv_freq), -1},  // [F]
+    {"slots", {-1, 4}, 1, {0}, offsetof(SparseAttentionParams, slots), -1},  // [B]
+    {"past_len", {-1, 4}, 1, {0}, offsetof(SparseAttentionParams, past_len), -1},  // [B]
+    {"new_len", {-1, 4}, 1, {0}, offsetof(SparseAttentionParams, new_len), -1},  // [B]
+    {"key_state", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, key_state), -1},  // [P, C1, Nkv, D]
+    {"value_state", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, value_state), -1},  // [P, C1, Nkv, D]
+    {"blocks", {-1, 4}, 2, {0, 58}, offsetof(SparseAttentionParams, blocks), -1},  // [B, budget_blocks]
+    {"blocks_len", {-1, 4}, 1, {0}, offsetof(SparseAttentionParams, blocks_len), -1},  // [B]
+    {"k_scale", {-1, 0}, 1, {72}, offsetof(SparseAttentionParams, k_scale), -1},  // [1]
+    {"v_scale", {-1, 0}, 1, {72}, offsetof(SparseAttentionParams, v_scale), -1},  // [1]
+};
+inline constexpr PortRow kGivenFp8CacheOutputs[] = {
+    {"y", {0, 0}, 3, {0, 2, 36}, offsetof(SparseAttentionParams, y), -1},  // [B, S, Nq*D]
+    {"key_state_out", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, key_state), 9},  // [P, C1, Nkv, D]
+    {"value_state_out", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, value_state), 10},  // [P, C1, Nkv, D]
+};
+inline constexpr SizeField kGivenFp8CacheSizes[] = {
+    {offsetof(SparseAttentionParams, batch), 0},  // batch = B
+    {offsetof(SparseAttentionParams, steps), 2},  // steps = S
+    {offsetof(SparseAttentionParams, heads), 54},  // heads = Nq
+    {offsetof(SparseAttentionParams, kv_heads), 30},  // kv_heads = Nkv
+    {offsetof(SparseAttentionParams, head_dim), 20},  // head_dim = D
+    {offsetof(SparseAttentionParams, index_heads), 56},  // index_heads = Ni
+    {offsetof(SparseAttentionParams, index_head_dim), 22},  // index_head_dim = Di
+    {offsetof(SparseAttentionParams, frequencies), 24},  // frequencies = F
+    {offsetof(SparseAttentionParams, rows), 26},  // rows = P
+    {offsetof(SparseAttentionParams, tokens), 28},  // tokens = C1
+    {offsetof(SparseAttentionParams, budget_blocks), 58},  // budget_blocks = budget_blocks
+};
+inline constexpr FormatField kGivenFp8CacheFormats[] = {
+    {offsetof(SparseAttentionParams, T), {0, 0}},
+    {offsetof(SparseAttentionParams, K), {-1, 3}},
+};
+inline constexpr BoundRow kGivenFp8CacheBounds[] = {
+    {6, 40, 42},  // slots
+    {7, 40, 46},  // past_len
+    {8, 40, 2},  // new_len
+    {11, 60, 62},  // blocks
+    {12, 40, 68},  // blocks_len
+};
 inline constexpr FormRow kForms[] = {
     {"select", kSelectInputs, kSelectOutputs, kSelectSizes, kSelectFormats, kSelectBounds},
     {"select_return", kSelectReturnInputs, kSelectReturnOutputs, kSelectReturnSizes, kSelectReturnFormats, kSelectReturnBounds},
     {"given", kGivenInputs, kGivenOutputs, kGivenSizes, kGivenFormats, kGivenBounds},
+    {"select_fp8_cache", kSelectFp8CacheInputs, kSelectFp8CacheOutputs, kSelectFp8CacheSizes, kSelectFp8CacheFormats, kSelectFp8CacheBounds},
+    {"select_return_fp8_cache", kSelectReturnFp8CacheInputs, kSelectReturnFp8CacheOutputs, kSelectReturnFp8CacheSizes, kSelectReturnFp8CacheFormats, kSelectReturnFp8CacheBounds},
+    {"given_fp8_cache", kGivenFp8CacheInputs, kGivenFp8CacheOutputs, kGivenFp8CacheSizes, kGivenFp8CacheFormats, kGivenFp8CacheBounds},
 };
 inline constexpr OpRow kOp = {"SparseAttention", "sparse_attention", kSizes, kCode, kAttributes,
                                kCombinations, kForms, sizeof(SparseAttentionParams),

@@ -156,14 +156,14 @@ const char* Plugin::getPluginVersion() const noexcept {
 Plugin* Plugin::copy_of() const { return new Plugin(op_, name_, attributes_, is_building_); }
 
 nvinfer1::IPluginV3* Plugin::clone() noexcept {
-  return guarded<nvinfer1::IPluginV3*>(op_.name, nullptr, [&] { return copy_of(); });
+  return guarded<nvinfer1::IPluginV3*>(nullptr, [&] { return where("clone"); }, [&] { return copy_of(); });
 }
 
 // --- build ------------------------------------------------------------------------------------------
 
 int32_t Plugin::getOutputDataTypes(DataType* outputs, int32_t output_count, const DataType* inputs,
                                    int32_t input_count) const noexcept {
-  return guarded(op_.name, kError, [&] {
+  return guarded(kError, [&] { return where("output dtypes"); }, [&] {
     check_ports(form(), inputs, input_count, static_cast<const DataType*>(outputs), output_count);
     const Dtypes bound = bind_dtypes(op_, form(), {inputs, size_t(input_count)});
     for (int32_t i = 0; i < output_count; i++) outputs[i] = type_of(resolve(form().outputs[i].type, bound));
@@ -174,7 +174,7 @@ int32_t Plugin::getOutputDataTypes(DataType* outputs, int32_t output_count, cons
 int32_t Plugin::getOutputShapes(const nvinfer1::DimsExprs* inputs, int32_t input_count, const nvinfer1::DimsExprs*,
                                 int32_t shape_count, nvinfer1::DimsExprs* outputs, int32_t output_count,
                                 nvinfer1::IExprBuilder& builder) noexcept {
-  return guarded(where("output shapes"), kError, [&] {
+  return guarded(kError, [&] { return where("output shapes"); }, [&] {
     check_ports(form(), inputs, input_count, static_cast<const nvinfer1::DimsExprs*>(outputs), output_count);
     check_count("shape inputs", 0, shape_count);
     output_shapes(op_, form(), attributes_, {inputs, size_t(input_count)}, {outputs, size_t(output_count)}, builder);
@@ -184,7 +184,7 @@ int32_t Plugin::getOutputShapes(const nvinfer1::DimsExprs* inputs, int32_t input
 
 bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* ports, int32_t input_count,
                                        int32_t output_count) noexcept {
-  return guarded(where("formats"), false, [&] {
+  return guarded(false, [&] { return where("formats"); }, [&] {
     check_ports(form(), ports, input_count, ports, output_count);
     if (position < 0 || position >= input_count + output_count) throw Fault("there is no such port");
     Dtypes bound = kNoDtypes;
@@ -201,7 +201,7 @@ bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTens
 
 int32_t Plugin::configurePlugin(const DynamicPluginTensorDesc* inputs, int32_t input_count,
                                 const DynamicPluginTensorDesc* outputs, int32_t output_count) noexcept {
-  return guarded(where("configuration"), kError, [&] {
+  return guarded(kError, [&] { return where("configuration"); }, [&] {
     check_ports(form(), inputs, input_count, outputs, output_count);
     const Dtypes dtypes = dtypes_of(op_, form(), inputs, outputs);
     const Profile profile = profile_of(op_, attributes_, inputs);
@@ -213,7 +213,7 @@ int32_t Plugin::configurePlugin(const DynamicPluginTensorDesc* inputs, int32_t i
 size_t Plugin::getWorkspaceSize(const DynamicPluginTensorDesc* inputs, int32_t input_count,
                                 const DynamicPluginTensorDesc* outputs, int32_t output_count) const noexcept {
   // There is no error code here: an impossible size keeps TensorRT from building an engine that would write too far.
-  return guarded(where("workspace"), std::numeric_limits<size_t>::max(), [&] {
+  return guarded(std::numeric_limits<size_t>::max(), [&] { return where("workspace"); }, [&] {
     check_ports(form(), inputs, input_count, outputs, output_count);
     const Profile profile = profile_of(op_, attributes_, inputs);
     const Dtypes dtypes = dtypes_of(op_, form(), inputs, outputs);
@@ -230,7 +230,7 @@ int32_t Plugin::getAliasedInput(int32_t output) noexcept {
 
 int32_t Plugin::onShapeChange(const PluginTensorDesc* inputs, int32_t input_count, const PluginTensorDesc* outputs,
                               int32_t output_count) noexcept {
-  return guarded(where("shape change"), kError, [&] {
+  return guarded(kError, [&] { return where("shape change"); }, [&] {
     check_ports(form(), inputs, input_count, outputs, output_count);
     const auto dims_of = [](const PluginTensorDesc& desc) { return desc.dims; };
     const Sizes sizes = sizes_of(op_, attributes_, inputs, dims_of);
@@ -251,12 +251,8 @@ void Plugin::reserve(const Sizes& sizes) {
 int32_t Plugin::enqueue(const PluginTensorDesc* input_descs, const PluginTensorDesc* output_descs,
                         const void* const* inputs, void* const* outputs, void* workspace,
                         cudaStream_t stream) noexcept {
-  return guarded(op_.name, kError, [&] {
-    try {
-      run(input_descs, output_descs, inputs, outputs, workspace, stream);
-    } catch (const Fault& fault) {
-      throw Fault(where("run") + ": " + fault.what());  // made only now: a step makes no strings
-    }
+  return guarded(kError, [&] { return where("run"); }, [&] {
+    run(input_descs, output_descs, inputs, outputs, workspace, stream);
     return 0;
   });
 }
@@ -322,7 +318,7 @@ void Plugin::hold_to_bounds(const PluginTensorDesc* descs, const Sizes& sizes, s
 }
 
 nvinfer1::IPluginV3* Plugin::attachToContext(nvinfer1::IPluginResourceContext*) noexcept {
-  return guarded<nvinfer1::IPluginV3*>(where("new context"), nullptr, [&] {
+  return guarded<nvinfer1::IPluginV3*>(nullptr, [&] { return where("new context"); }, [&] {
     std::unique_ptr<Plugin> made(copy_of());
     made->reserve(attribute_sizes(op_, attributes_));
     return made.release();
@@ -330,7 +326,7 @@ nvinfer1::IPluginV3* Plugin::attachToContext(nvinfer1::IPluginResourceContext*) 
 }
 
 const nvinfer1::PluginFieldCollection* Plugin::getFieldsToSerialize() noexcept {
-  return guarded<const nvinfer1::PluginFieldCollection*>(where("serialization"), nullptr, [&] {
+  return guarded<const nvinfer1::PluginFieldCollection*>(nullptr, [&] { return where("serialization"); }, [&] {
     fields_ = attributes_.fields();
     collection_ = {int32_t(fields_.size()), fields_.data()};
     return &collection_;

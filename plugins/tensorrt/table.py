@@ -118,6 +118,7 @@ class _OpWriter:
         forms = [line for form in self.op.forms for line in self.form(form)]
         rows = [f"    {self.form_row(form)}," for form in self.op.forms]
         attributes = [f"    {self.attribute(a)}," for a in self.op.attributes]
+        counters = self.counters()  # before kCode is written: what is asked for adds to it
         return [
             f"namespace {self.name}_op {{",
             "",
@@ -136,7 +137,7 @@ class _OpWriter:
             f'inline constexpr OpRow kOp = {{"{self.op.name}", "{self.name}", kSizes, kCode, kAttributes,',
             f"                               kCombinations, kForms, sizeof({self.struct}),",
             f"                               {self.offset('workspace')}, {self.offset('stream')},",
-            f"                               {self.counters()}}};",
+            f"                               {counters}}};",
             "",
             f"}}  // namespace {self.name}_op",
         ]

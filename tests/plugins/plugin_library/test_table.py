@@ -52,6 +52,6 @@ def test_every_field_is_filled_or_left_out_on_purpose(op: str) -> None:
     unused = {
         "GatedResidual": {"down_scale", "up_scale", "positions", "site", "seed"},
         "NgramInjection": {"positions", "site", "seed"},
-        "SparseAttention": {"k_scale", "v_scale", "score_bytes"},
+        "SparseAttention": {"score_bytes"},
     }
     assert {f.name for f in params.fields} - filled == unused.get(op, set())
