@@ -123,7 +123,10 @@ def _run(runner: ModelRunner, load: Load, given: Sequence[Tokens]) -> tuple[list
     """Seconds from the start to each token of each request."""
     manifest = runner.manifest
     requests = [Request(manifest, tokens, load.params(), None) for tokens in given]
-    loop = DecodeLoop(runner, Scheduler(manifest.slots, manifest.window, max_batch=load.batch), drafters_of(runner))
+    scheduler = Scheduler(manifest.slots, manifest.window, max_batch=load.batch)
+    if runner.limits:
+        scheduler.limit(runner.limits.sequences, runner.limits.tokens)
+    loop = DecodeLoop(runner, scheduler, drafters_of(runner))
     times: list[list[float]] = [[] for _ in requests]
     start = time.perf_counter()
     for request in requests:

@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashnext.export.errors import RequestError
+from flashnext.export.errors import EngineError, RequestError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime import scoring
 from flashnext.runtime.chat import ChatTemplate, Message
 from flashnext.runtime.decode_loop import CLOSED, DecodeLoop, Watch
+from flashnext.runtime.engines.engine_set import EngineOptions
 from flashnext.runtime.model_runner import ModelRunner
 from flashnext.runtime.outputs import Piece, RequestOutput
 from flashnext.runtime.prefix_cache import PrefixCache
@@ -44,13 +45,15 @@ class LLM:
 
     Args:
         bundle: folder made by `flashnext export`.
-        engine: "onnxruntime", or "torch" (the PyTorch model; on a GPU with the CUDA kernels).
+        engine: "onnxruntime", "torch" (the PyTorch model; on a GPU with the CUDA kernels), "tensorrt" or "tensorrt-rtx"
+            (what `flashnext build` made).
         checkpoint: where the weights are, when not where the bundle says.
         threads: threads of the engine; its own choice when None.
-        prefill_chunk: most tokens of a prompt that are run in one step.
-        max_batch: most sequences at once; as many as the bundle has slots when None.
+        prefill_chunk: most tokens of a prompt that are run in one step; fewer if the engine was built for fewer.
+        max_batch: most sequences at once; when None as many as the bundle has slots, and the engine was built for.
         max_waiting: most requests that may wait for a slot; more are refused. Any number when None.
         prefix_cache_bytes: memory for states of prompts, which prompts that start the same begin with (0: off).
+        engine_options: fields of `flashnext.runtime.engines.engine_set.EngineOptions`, such as `engine_path`.
 
     Raises:
         FlashNextError: a bundle, checkpoint, engine or option that cannot be used, in one sentence.
@@ -66,6 +69,7 @@ class LLM:
         max_batch: int | None = None,
         max_waiting: int | None = None,
         prefix_cache_bytes: int = 0,
+        **engine_options: Any,
     ) -> None:
         manifest = Manifest.read(bundle)
         counts = {
@@ -82,11 +86,12 @@ class LLM:
         self._scheduler = Scheduler(
             manifest.slots, manifest.window, prefill_chunk, max_batch, max_waiting, self._restore
         )
-        self._prefill_chunk = prefill_chunk
         self.tokenizer = Tokenizer.open(Path(bundle))
         self._chat_template = ChatTemplate.open(Path(bundle))
-        self._runner: ModelRunner | None = ModelRunner.open(bundle, engine, checkpoint, threads)
+        options = EngineOptions.of(threads=threads, **engine_options)
+        self._runner: ModelRunner | None = ModelRunner.open(bundle, engine, checkpoint, options=options)
         self.manifest = self._runner.manifest
+        self._score_chunk = self._fit(self._runner, prefill_chunk, max_batch)
         block = self.manifest.config.indexer_compress_ratio
         self._cache = PrefixCache(self._runner.states, block, prefix_cache_bytes)
         self._loop = DecodeLoop(self._runner, self._scheduler, drafters_of(self._runner), self._cache)
@@ -159,7 +164,7 @@ class LLM:
             raise RequestError(f"Scores need a list of sequences of token ids: [[1, 2, 3]]; found {sequences!r:.80}.")
         checked = [check_prompt(_ids(s), self.manifest) for s in sequences]
         with self._scheduler.borrow_slot() as slot:
-            return [function(runner, slot, tokens, self._prefill_chunk) for tokens in checked]
+            return [function(runner, slot, tokens, self._score_chunk) for tokens in checked]
 
     # --- life ------------------------------
 
@@ -178,6 +183,23 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _fit(self, runner: ModelRunner, chunk: int, max_batch: int | None) -> int:
+        """Keep to the steps that the engine was built for; returns the chunk for scores, which want all logits.
+
+        Raises:
+            EngineError: it was asked for more sequences at once.
+        """
+        limits = runner.limits
+        if limits is None:
+            return chunk
+        try:
+            limits.check_sequences(max_batch or 1)
+        except EngineError:
+            runner.close()
+            raise
+        self._scheduler.limit(limits.sequences, limits.tokens)
+        return min(chunk, limits.tokens, limits.logit_rows)
 
     def _restore(self, sequence: TokenSequence) -> None:
         self._cache.restore(sequence)

@@ -11,9 +11,10 @@ scheduler's business; rows of a batch only name their slot.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +24,13 @@ from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import BundleError
 from flashnext.export.files import plain
 from flashnext.export.graphs.manifest import Manifest
-from flashnext.runtime.engines import open_engine
 from flashnext.runtime.engines.base import Array, Engine, numpy_dtype
+from flashnext.runtime.engines.engine_set import EngineOptions, StepLimits, open_engines
 from flashnext.runtime.hand_over import HandOver
 from flashnext.runtime.ngram import MappedRows, RowSource
-from flashnext.runtime.states import allocate_states
 from flashnext.runtime.wait_histogram import WaitHistogram
-from flashnext.runtime.weights import load_weights
 
 FED_ROLES = ("step", "rows", "edge")
-BOUND_ROLES = ("weight", "state")
 Ints = NDArray[np.int32]
 
 
@@ -63,7 +61,8 @@ class StepOutput:
     logits: NDArray[np.float32]
     """[N, V]"""
     hidden: Array
-    """[B, S, n, H] residual branches before the final Gated Residual: the draft layer's input (`hand_over` has more)"""
+    """[B, S, n, H] residual branches before the final Gated Residual: the draft layer's input (`hand_over` has more).
+    An engine on a device may leave them there: then they can be cut and fed, until the next step."""
 
 
 class ModelRunner:
@@ -73,12 +72,17 @@ class ModelRunner:
         self,
         manifest: Manifest,
         engines: Mapping[str, Engine],
-        states: dict[str, Array],
+        states: Mapping[str, Array],
         row_sources: Mapping[str, RowSource],
+        limits: StepLimits | None = None,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
+        """`close` is called when the runner is closed and lets go of what the engines share."""
         self.manifest = manifest
         self.states = states
+        self.limits = limits
         self._engines = engines
+        self._close = close
         self._row_sources = row_sources
         self._hand_over = HandOver(manifest)
         self.row_waits = WaitHistogram()
@@ -91,8 +95,9 @@ class ModelRunner:
         engine: str = "onnxruntime",
         checkpoint: str | Path | None = None,
         threads: int | None = None,
+        options: EngineOptions | None = None,
     ) -> ModelRunner:
-        """Open a bundle; `checkpoint` overrides where its weights are.
+        """Open a bundle; `checkpoint` overrides where its weights are. `threads` is short for that option.
 
         Raises:
             BundleError: the bundle is damaged, or its checkpoint has moved or changed.
@@ -102,14 +107,9 @@ class ModelRunner:
         manifest = Manifest.read(folder)
         weights_from = open_checkpoint(manifest, checkpoint)
         _check_ngrams(manifest, weights_from, folder)
-        states = allocate_states(manifest)
-        bound = {**load_weights(manifest, weights_from), **states}
-        engines = {}
-        for name in manifest.graphs:
-            engines[name] = open_engine(engine, name, folder, manifest, weights_from, threads)
-            engines[name].bind(_of_roles(engines[name], bound, BOUND_ROLES))
+        opened = open_engines(engine, folder, manifest, weights_from, options or EngineOptions(threads))
         sources = {n.input: MappedRows.open(n, weights_from, manifest.dtype) for n in manifest.ngrams}
-        return cls(manifest, engines, states, sources)
+        return cls(manifest, opened.engines, opened.states, sources, opened.limits, opened.close)
 
     def step(self, batch: StepBatch) -> StepOutput:
         """Run one step; states of the batch's slots change in place."""
@@ -184,10 +184,12 @@ class ModelRunner:
         for source in self._row_sources.values():
             source.close()
         self._engines, self._row_sources, self.states = {}, {}, {}
+        self._close()
+        self._close = lambda: None
 
     def _run(self, graph: str, values: Mapping[str, Array]) -> dict[str, Array]:
         engine = self._engines[graph]
-        return engine.run(_of_roles(engine, values, FED_ROLES))
+        return engine.run(_fed(engine, values))
 
 
 def _batch_values(batch: StepBatch) -> dict[str, Array]:
@@ -201,12 +203,15 @@ def _batch_values(batch: StepBatch) -> dict[str, Array]:
     }
 
 
-def _of_roles(engine: Engine, values: Mapping[str, Array], roles: tuple[str, ...]) -> dict[str, Array]:
-    """The inputs of these roles that the graph takes, as contiguous arrays of its dtypes (a copy only if needed)."""
+def _fed(engine: Engine, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the graph takes in a step, as contiguous arrays of its dtypes (a copy only if needed); what an engine left
+    on its device goes there as it is."""
     return {
         spec.name: np.ascontiguousarray(values[spec.name], numpy_dtype(spec.dtype))
+        if isinstance(values[spec.name], np.ndarray)
+        else values[spec.name]
         for spec in engine.spec.inputs
-        if spec.role in roles
+        if spec.role in FED_ROLES
     }
 
 

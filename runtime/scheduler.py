@@ -54,6 +54,11 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._decoded_last = False
 
+    def limit(self, sequences: int, tokens: int) -> None:
+        """Plan no step of more sequences, or of more tokens of a prompt; before the first sequence is added."""
+        self._free = self._free[-sequences:]
+        self._chunk = min(self._chunk, tokens)
+
     @property
     def free_slots(self) -> int:
         return len(self._free)

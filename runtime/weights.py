@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,7 @@ def load_weights(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Array]
         pieces += needed
     _read(pieces)
     for spec in manifest.weights:
-        _check_scales(spec, weights[spec.name])
+        check_scales(spec, weights[spec.name])
     return weights
 
 
@@ -48,26 +50,49 @@ def load_weight(spec: WeightSpec, checkpoint: Checkpoint) -> Array:
     """One weight: a view of the mapped file, or an array made once."""
     weight, pieces = _place(spec, checkpoint)
     _read(pieces)
-    _check_scales(spec, weight)
+    check_scales(spec, weight)
     return weight
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint tensor as it lies in a weight: `size` elements from `begin` on, stored as `dtype`."""
+
+    name: str
+    file: Path
+    offset: int
+    dtype: np.dtype[Any]
+    begin: int
+    size: int
+
+
+def sources(spec: WeightSpec, checkpoint: Checkpoint) -> list[Source]:
+    """What a weight is made of, in the order of its elements.
+
+    Raises:
+        CheckpointError: a source tensor is missing or has another number of elements.
+    """
+    names = _names(spec)
+    if not names or math.prod(spec.shape) % len(names):
+        raise CheckpointError(f"{spec.name} {list(spec.shape)} cannot be made of {len(names)} tensors of equal size.")
+    each, dtype = math.prod(spec.shape) // len(names), numpy_dtype(spec.dtype)
+    for name in names:
+        _check(spec, name, each, checkpoint)
+    infos = [checkpoint.tensors[name] for name in names]
+    return [
+        Source(name, info.file, info.offset, _stored_dtype(info, dtype), number * each, each)
+        for number, (name, info) in enumerate(zip(names, infos, strict=True))
+    ]
 
 
 def _place(spec: WeightSpec, checkpoint: Checkpoint) -> tuple[Array, list[Piece]]:
     """A weight's array and what has still to be read into it."""
-    names = _sources(spec)
-    if not names or math.prod(spec.shape) % len(names):
-        raise CheckpointError(f"{spec.name} {list(spec.shape)} cannot be made of {len(names)} tensors of equal size.")
-    each = math.prod(spec.shape) // len(names)
-    for name in names:  # before memory is taken
-        _check(spec, name, each, checkpoint)
-    dtype = numpy_dtype(spec.dtype)
-    if len(names) == 1 and _stored_dtype(checkpoint.tensors[names[0]], dtype) == dtype:
-        return checkpoint.array(names[0]).view(dtype).reshape(spec.shape), []
+    found, dtype = sources(spec, checkpoint), numpy_dtype(spec.dtype)  # checked before memory is taken
+    if len(found) == 1 and found[0].dtype == dtype:
+        return checkpoint.array(found[0].name).view(dtype).reshape(spec.shape), []
     weight = np.empty(spec.shape, dtype)
-    return weight, [
-        Piece(info.file, info.offset, _stored_dtype(info, dtype), target)
-        for info, target in zip((checkpoint.tensors[n] for n in names), weight.reshape(len(names), each), strict=True)
-    ]
+    parts = weight.reshape(len(found), -1)
+    return weight, [Piece(s.file, s.offset, s.dtype, part) for s, part in zip(found, parts, strict=True)]
 
 
 def _stored_dtype(info: TensorInfo, wanted: np.dtype[Any]) -> np.dtype[Any]:
@@ -76,7 +101,7 @@ def _stored_dtype(info: TensorInfo, wanted: np.dtype[Any]) -> np.dtype[Any]:
     return wanted if wanted == np.uint8 and stored.itemsize == 1 else stored
 
 
-def _sources(spec: WeightSpec) -> list[str]:
+def _names(spec: WeightSpec) -> list[str]:
     """Checkpoint tensors in the order in which they lie in the weight: for each expert, each source."""
     if not any(EXPERT in source for source in spec.sources):
         return list(spec.sources)
@@ -94,8 +119,16 @@ def _check(spec: WeightSpec, name: str, size: int, checkpoint: Checkpoint) -> No
         )
 
 
-def _check_scales(spec: WeightSpec, scales: Array) -> None:
-    """Every scale is a finite number above zero; the E4M3 codes of such are 0x01 to 0x7E."""
+def check_scales(spec: WeightSpec, scales: Array, begin: int = 0) -> None:
+    """Every scale is a finite number above zero; the E4M3 codes of such are 0x01 to 0x7E.
+
+    Args:
+        spec: the weight; one that is no scale passes.
+        scales: values of the weight, from its element `begin` on.
+
+    Raises:
+        CheckpointError: one is not.
+    """
     if not spec.is_scale:
         return
     is_code = spec.dtype == "uint8"
@@ -105,10 +138,10 @@ def _check_scales(spec: WeightSpec, scales: Array) -> None:
         return
     bad = int(np.argmin(good))
     value = number_formats.E4M3[scales.flat[bad]] if is_code else scales.flat[bad]
-    names = _sources(spec)
+    names = _names(spec)
     raise CheckpointError(
-        f"{names[bad * len(names) // scales.size]} holds the scale {value}; scales have to be finite numbers above "
-        "zero. Download the checkpoint again, or convert it again."
+        f"{names[(begin + bad) * len(names) // math.prod(spec.shape)]} holds the scale {value}; scales have to be "
+        "finite numbers above zero. Download the checkpoint again, or convert it again."
     )
 
 

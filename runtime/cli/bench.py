@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashnext.export.progress import progress_bar
+from flashnext.runtime.cli.engine_options import add_engine_options, engine_options
 from flashnext.runtime.cli.parser import Commands, Parser, whole_number
 from flashnext.runtime.cli.table import render
 from flashnext.runtime.speculation.draft import DRAFTERS
@@ -47,9 +48,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     add("--text", metavar="FILE", help="prompts from this text, instead of random tokens")
     add("--repeats", type=whole_number(1, 1000), default=3, metavar="N", help="measured runs of each load (default: 3)")
     add = parser.add_argument_group("engine and output").add_argument
-    add("--engine", default="onnxruntime", help="onnxruntime (default) or torch")
-    add("--checkpoint", metavar="FOLDER", help="where the weights are, if they have moved")
-    add("--threads", type=whole_number(1, 1024), metavar="N", help="threads of the engine (default: its own choice)")
+    add_engine_options(add)
     add("--against", choices=("transformers",), help="measure this too, on the same checkpoint and prompts")
     add("--json", action="store_true", help="print one JSON object")
     return parser
@@ -58,9 +57,11 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
 def execute(arguments: argparse.Namespace) -> int:
     """Run the subcommand."""
     from flashnext.runtime.bench import measure, measure_transformers
+    from flashnext.runtime.engines.engine_set import EngineOptions
     from flashnext.runtime.model_runner import ModelRunner
 
-    runner = ModelRunner.open(arguments.bundle, arguments.engine, arguments.checkpoint, arguments.threads)
+    options = EngineOptions(**engine_options(arguments))
+    runner = ModelRunner.open(arguments.bundle, arguments.engine, arguments.checkpoint, options=options)
     rows: list[dict[str, Any]] = []
     try:
         text, loads = _text(arguments), _loads(arguments, runner)
@@ -90,6 +91,8 @@ def _loads(arguments: argparse.Namespace, runner: ModelRunner) -> list[Load]:
     loads = [Load(length, batch, **wishes) for length in arguments.prompt_length for batch in arguments.batch]
     for load in loads:
         Scheduler(manifest.slots, manifest.window, max_batch=load.batch)
+        if runner.limits:
+            runner.limits.check_sequences(load.batch)
         Request(manifest, [0] * load.prompt_length, load.params(), None)
     return loads
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashnext.export.progress import progress_bar
-from flashnext.runtime.cli.parser import Commands, Parser, UsageError, token_ids, whole_number
+from flashnext.runtime.cli.engine_options import add_engine_options, engine_options
+from flashnext.runtime.cli.parser import Commands, Parser, UsageError, token_ids
 from flashnext.runtime.cli.prompts import Prompt, read_line, read_prompt, system_messages, to_tokens
 from flashnext.runtime.cli.sampling_options import add_sampling_options, given_sampling
 
@@ -43,9 +44,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     group.add_argument("--system", metavar="TEXT", help="with --chat: the system message")
     add_sampling_options(parser)
     add = parser.add_argument_group("engine and output").add_argument
-    add("--engine", default="onnxruntime", help="onnxruntime (default) or torch, which calls the CUDA kernels on a GPU")
-    add("--checkpoint", metavar="FOLDER", help="where the weights are, if they have moved")
-    add("--threads", type=whole_number(1, 1024), metavar="N", help="threads of the engine (default: its own choice)")
+    add_engine_options(add)
     add("--json", action="store_true", help="print one JSON object at the end instead of streaming")
     return parser
 
@@ -59,7 +58,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UsageError("--logprobs needs --json, which has a place for them.")
     prompt = read_prompt(arguments)
     start = time.perf_counter()
-    with LLM(arguments.bundle, arguments.engine, arguments.checkpoint, arguments.threads) as llm:
+    with LLM(arguments.bundle, arguments.engine, arguments.checkpoint, **engine_options(arguments)) as llm:
         _remark(f"loaded in {time.perf_counter() - start:.2f} s")
         if prompt is None:
             _converse(llm, params, arguments)

@@ -1,6 +1,7 @@
 """Engines by name: `open_engine` loads one graph of a bundle in the engine that the user chose.
 
-`onnxruntime` runs the portable graphs; `torch` the PyTorch model, whose custom ops are computed by
+`onnxruntime` runs the portable graphs; `tensorrt` and `tensorrt-rtx` the plans that `flashnext build` made, on a GPU;
+`torch` the PyTorch model, whose custom ops are computed by
 
 - `torch:reference`: their definition in PyTorch, on the CPU;
 - `torch:device`: the CUDA kernels, on the GPU;
@@ -18,7 +19,7 @@ from flashnext.export.errors import EngineError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.engines.base import Engine
 
-ENGINES = ("onnxruntime", "torch", "torch:reference", "torch:device", "torch:host")
+ENGINES = ("onnxruntime", "torch", "torch:reference", "torch:device", "torch:host", "tensorrt", "tensorrt-rtx")
 
 
 def open_engine(
@@ -38,6 +39,10 @@ def open_engine(
     """
     if kind not in ENGINES:
         raise EngineError(f"There is no engine {kind!r}; choose one of {', '.join(ENGINES)}.")
+    if kind.startswith("tensorrt"):
+        from flashnext.runtime.engines.tensorrt.opening import open_graph
+
+        return open_graph(kind, graph, bundle, manifest)
     try:
         if kind.startswith("torch"):
             from flashnext.runtime.engines.torch_engine import TorchEngine

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flashnext.export.graphs.manifest import GraphSpec
+from flashnext.export.errors import EngineError
+from flashnext.export.graphs.manifest import GraphSpec, TensorSpec
 
 Array = NDArray[Any]
 
@@ -41,6 +42,7 @@ DTYPES: dict[str, Any] = {
     "float16": np.float16,
     "int32": np.int32,
     "int64": np.int64,
+    "int8": np.int8,
     "uint8": np.uint8,
 }
 
@@ -54,3 +56,20 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
     extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     return extended
+
+
+def check_array(spec: TensorSpec, array: Any) -> dict[str, int]:
+    """The sizes that an array gives to the dimensions with names.
+
+    Raises:
+        EngineError: its dtype or shape is not what the graph takes.
+    """
+    fits = len(array.shape) == len(spec.shape) and all(
+        isinstance(want, str) or want == have for want, have in zip(spec.shape, array.shape, strict=True)
+    )
+    if array.dtype != numpy_dtype(spec.dtype) or not fits:
+        raise EngineError(
+            f"{spec.name} must be {spec.dtype} of shape {list(spec.shape)}, "
+            f"found {array.dtype.name} of shape {list(array.shape)}."
+        )
+    return {d: n for d, n in zip(spec.shape, array.shape, strict=True) if isinstance(d, str)}

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashnext.runtime.engines.base import Array
+from flashnext.runtime.hand_over import join
 from flashnext.runtime.model_runner import Ints
 from flashnext.runtime.speculation.draft import Progress
 
@@ -62,24 +63,22 @@ class MtpDrafter:
         for depth in range(int(wanted.max())):
             if depth:
                 drafting, last = _split(drafting, wanted > depth)
-                logits, states = self._later(rows, drafting, states[last], seen, depth, blocks)
+                logits, states = self._later(rows, drafting, [states[i] for i in last], seen, depth, blocks)
             for row, row_logits in zip(drafting, logits, strict=True):
                 rows[row].request.draft(row_logits)
 
-    def _catch_up(self, rows: Sequence[Progress], wanted: NDArray[Any]) -> tuple[Logits, Array, Ints]:
-        """Feed all kept positions; logits [D, V] and states [D, 1, n, H] of the rows that want drafts, all blocks."""
+    def _catch_up(self, rows: Sequence[Progress], wanted: NDArray[Any]) -> tuple[Logits, Sequence[Array], Ints]:
+        """Feed all kept positions; logits [D, V] and states D x [1, n, H] of the rows that want drafts, all blocks."""
         width = max(row.kept for row in rows)
         token_ids = np.zeros((len(rows), width), np.int32)
-        hidden = np.zeros((len(rows), width, *rows[0].hidden.shape[1:]), rows[0].hidden.dtype)
         for i, row in enumerate(rows):
             token_ids[i, : row.kept] = row.request.sequence.tokens[row.start + 1 : row.start + 1 + row.kept]
-            hidden[i, : row.kept] = row.hidden
         kept = np.array([row.kept for row in rows], np.int32)
         drafting = np.flatnonzero(wanted)
         logit_rows = drafting * width + kept[drafting] - 1
         logits, states, blocks = self._layer.mtp_step(
             token_ids=token_ids,
-            hidden=hidden,
+            hidden=join([row.hidden for row in rows], width),
             slots=_slots(rows),
             past_len=np.array([row.start for row in rows], np.int32),
             new_len=kept,
@@ -87,25 +86,32 @@ class MtpDrafter:
         )
         for row in rows:
             row.request.sequence.fed += row.kept
-        return logits[: len(drafting)], states[drafting, kept[drafting] - 1][:, None], blocks
+        return logits[: len(drafting)], [states[i, kept[i] - 1 : kept[i]] for i in drafting], blocks
 
     def _later(
-        self, rows: Sequence[Progress], drafting: NDArray[Any], states: Array, seen: Ints, depth: int, blocks: Ints
-    ) -> tuple[Logits, Array]:
-        """Draft number `depth` (from 1) of the rows `drafting`, from the layer's own states [D, 1, n, H]."""
+        self,
+        rows: Sequence[Progress],
+        drafting: NDArray[Any],
+        states: Sequence[Array],
+        seen: Ints,
+        depth: int,
+        blocks: Ints,
+    ) -> tuple[Logits, Sequence[Array]]:
+        """Draft number `depth` (from 1) of the rows `drafting`, from the layer's own states, D of [1, n, H]."""
         chosen = [rows[i] for i in drafting]
         inputs: dict[str, Any] = {
             "token_ids": np.array([[row.request.sequence.drafts[-1].token] for row in chosen], np.int32),
-            "hidden": states,
+            "hidden": join(states, 1),
             "slots": _slots(chosen),
             "past_len": seen[drafting] + np.int32(depth - 1),
             "new_len": np.ones(len(chosen), np.int32),
             "logit_rows": np.arange(len(chosen), dtype=np.int32),
         }
         if self._reuse_blocks:
-            return self._layer.mtp_draft(**inputs, blocks=blocks[drafting], blocks_len=seen[drafting])
-        logits, states, _ = self._layer.mtp_step(**inputs)
-        return logits, states
+            logits, after = self._layer.mtp_draft(**inputs, blocks=blocks[drafting], blocks_len=seen[drafting])
+        else:
+            logits, after, _ = self._layer.mtp_step(**inputs)
+        return logits, [after[i] for i in range(len(chosen))]
 
 
 def _slots(rows: Sequence[Progress]) -> Ints:

@@ -1,0 +1,116 @@
+"""All graphs of a bundle in one engine, with their weights and states: what a model runner works with.
+
+opened = open_engines("onnxruntime", folder, manifest, checkpoint, EngineOptions())
+opened.engines["body"].run(feeds)
+opened.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from flashnext.export.checkpoint.reader import Checkpoint
+from flashnext.export.errors import EngineError, RequestError
+from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime.engines import open_engine
+from flashnext.runtime.engines.base import Engine
+from flashnext.runtime.states import allocate_states
+from flashnext.runtime.weights import load_weights
+
+TENSORRT = ("tensorrt", "tensorrt-rtx")
+EXPERT_MEMORY = ("device", "host")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What some engines can be told; the others refuse it.
+
+    Raises:
+        RequestError: a value that is none.
+    """
+
+    threads: int | None = None
+    """onnxruntime, torch: threads; their own choice when None."""
+    engine_path: str | Path | None = None
+    """tensorrt, tensorrt-rtx: the engine folder; BUNDLE/engines/<kind>-<target> for this GPU when None."""
+    expert_memory: str = "device"
+    """tensorrt, tensorrt-rtx: where the experts' weights are: "device", or "host" (pinned, read over PCIe)."""
+
+    def __post_init__(self) -> None:
+        if self.expert_memory not in EXPERT_MEMORY:
+            raise RequestError(f"expert_memory = {self.expert_memory!r:.40} must be one of {', '.join(EXPERT_MEMORY)}.")
+
+    @classmethod
+    def of(cls, **options: Any) -> EngineOptions:
+        """Options by name.
+
+        Raises:
+            RequestError: there is none of that name.
+        """
+        names = [field.name for field in fields(cls)]
+        if unknown := options.keys() - set(names):
+            raise RequestError(f"There is no option {min(unknown)!r:.60}; engines have {', '.join(names)}.")
+        return cls(**options)
+
+    def check(self, kind: str) -> None:
+        """Raise a RequestError if something was set that this kind of engine has no use for."""
+        if kind not in TENSORRT:
+            for name, default in (("engine_path", None), ("expert_memory", "device")):
+                if getattr(self, name) != default:
+                    raise RequestError(f"{name} is for the engines {' and '.join(TENSORRT)}, not for {kind}.")
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The largest steps that an engine was built for."""
+
+    sequences: int
+    tokens: int
+    """of one sequence"""
+    logit_rows: int
+
+    def check_sequences(self, count: int) -> None:
+        """Raise an EngineError if so many sequences cannot run at once."""
+        if count > self.sequences:
+            raise EngineError(
+                f"{count} sequences are to run at once, and the engine was built for {self.sequences}. Ask for fewer, "
+                "or build the engine for more: flashnext build --help."
+            )
+
+
+@dataclass(frozen=True)
+class EngineSet:
+    """Opened engines by graph, and the states by name: numpy arrays, or arrays on a device that are cut and copied
+    like them. `limits`: None where any step can be run."""
+
+    engines: Mapping[str, Engine]
+    states: Mapping[str, Any]
+    limits: StepLimits | None = None
+    close: Callable[[], None] = lambda: None
+
+
+def open_engines(
+    kind: str, bundle: Path, manifest: Manifest, checkpoint: Checkpoint, options: EngineOptions | None = None
+) -> EngineSet:
+    """Open every graph of a bundle and bind weights and states.
+
+    Raises:
+        EngineError: unknown engine, not installed, or it does not fit.
+        CheckpointError: a weight that is missing or cannot be read.
+    """
+    options = options or EngineOptions()
+    options.check(kind)
+    if kind in TENSORRT:
+        from flashnext.runtime.engines.tensorrt.opening import open_bundle
+
+        return open_bundle(kind, bundle, manifest, checkpoint, options.engine_path, options.expert_memory == "host")
+    states = allocate_states(manifest)
+    bound = {**load_weights(manifest, checkpoint), **states}
+    engines = {}
+    for name, spec in manifest.graphs.items():
+        engines[name] = open_engine(kind, name, bundle, manifest, checkpoint, options.threads)
+        engines[name].bind({t.name: bound[t.name] for t in spec.inputs if t.role in ("weight", "state")})
+    return EngineSet(engines, states)

@@ -1,0 +1,231 @@
+"""One graph of a bundle on a GPU: see `Engine`.
+
+A step copies its small inputs in one piece, binds everything by address and queues one run. Results that another graph
+takes (`resident`) stay where they are; the others are copied to pinned memory, and only then does the host wait. A
+decode shape that comes up again is captured as a CUDA graph: the first run of a shape lets TensorRT do what it defers,
+and after the second the same run is captured, so that no step is lost to capturing.
+
+What a step costs beyond the graph: a row of logits in float32 is 1 MB at a vocabulary of 248,320 and goes to the host
+whole, some 20 microseconds over PCIe 5, because the sampler takes rows. A kernel that picks the largest few hundred
+exists (plugins/candidates) and is not called here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from flashnext.builder.engine_manifest import EngineGraph, Profile
+from flashnext.export.errors import EngineError
+from flashnext.export.graphs.manifest import GraphSpec, TensorSpec
+from flashnext.runtime.engines.base import Array, check_array, numpy_dtype
+from flashnext.runtime.engines.tensorrt.arrays import DeviceArray, Joined
+from flashnext.runtime.engines.tensorrt.plan import Context, Plan
+from flashnext.runtime.engines.tensorrt.session import Session
+from flashnext.runtime.engines.tensorrt.shapes import choose, most_bytes, plan_form
+from flashnext.runtime.engines.tensorrt.staging import Staging
+from flashnext.runtime.engines.tensorrt.states import DeviceState
+
+MAX_GRAPHS = 64
+"""Captured graphs of one graph of the bundle; the least recently used go first."""
+CAPTURED_AFTER = 2
+"""Runs of a shape after which it is captured."""
+LOGGER = logging.getLogger("flashnext.tensorrt")
+
+Fed = Array | DeviceArray | Joined
+Key = tuple[Any, ...]
+
+
+class TensorRTEngine:
+    """One graph of a bundle.
+
+    Args:
+        graph: what the engine folder says of it.
+        plans: its plans by file.
+        window: steps of at most this many tokens a sequence are decode steps.
+        resident: outputs that stay on the device, as `DeviceArray`s, until the graph runs again.
+    """
+
+    def __init__(
+        self,
+        spec: GraphSpec,
+        graph: EngineGraph,
+        plans: Mapping[str, Plan],
+        session: Session,
+        window: int,
+        resident: frozenset[str] = frozenset(),
+    ) -> None:
+        self.spec = spec
+        self._graph, self._session, self._window, self._resident = graph, session, window, resident
+        self._inputs = {t.name: t for t in spec.inputs}
+        self._shapes = {t.name: plan_form(t, graph.codes)[1] for t in spec.inputs}
+        self._contexts = {(p.plan, p.index): _context(p, plans[p.plan], session) for p in graph.profiles}
+        self._extra = set(graph.weights) - self._inputs.keys()
+        self._states: dict[str, DeviceState] = {}
+        self._bound: dict[str, int] = {}
+        self._outputs = {t.name: session.buffer(most_bytes(t, spec, graph)) for t in spec.outputs if t.role != "state"}
+        self._consumed = session.device.new_event()
+        self._ids = self._staging([t for t in spec.inputs if _is_small(t)], on_side=False)
+        self._large: dict[str, Staging] = {}
+        self._captured: OrderedDict[Key, int] = OrderedDict()
+        self._runs: Counter[Key] = Counter()
+        self.capture_failure = ""
+        """Why no graphs are captured any more."""
+
+    def bind(self, tensors: Mapping[str, Array | DeviceArray | DeviceState]) -> None:
+        """See `Engine.bind`; takes arrays that are on the device already, too."""
+        for name, tensor in tensors.items():
+            if name in self._extra and isinstance(tensor, DeviceArray):
+                self._bound[name] = tensor.address
+            if name not in self._inputs:
+                continue
+            spec = self._inputs[name]
+            check_array(spec, tensor.current if isinstance(tensor, DeviceState) else tensor)
+            if spec.role == "state":
+                self._states[name] = tensor if isinstance(tensor, DeviceState) else self._new_state(tensor)
+            else:
+                array = tensor if isinstance(tensor, DeviceArray) else self._session.upload(tensor)
+                self._bound[name] = array.address
+
+    def run(self, feeds: Mapping[str, Fed]) -> dict[str, Any]:
+        """See `Engine.run`; outputs that stay on the device are `DeviceArray`s, and may be fed to other graphs.
+
+        Raises:
+            EngineError: a step that no profile takes, or a failure of TensorRT or CUDA, with its reasons.
+        """
+        sizes: dict[str, int] = {}
+        for name, value in feeds.items():
+            sizes |= check_array(self._inputs[name], value)
+        profile = choose(self.spec, self._graph, self._window, sizes)
+        addresses = self._stage(feeds)
+        for name in self._resident & self._outputs.keys():
+            self._outputs[name].generation += 1
+        self._run(profile, sizes, addresses)
+        for state in self._states.values():
+            if not state.in_place:
+                state.ran()
+        self._session.device.record(self._consumed, self._session.stream)
+        return self._collect(sizes)
+
+    def close(self) -> None:
+        """Let go of captured graphs and pinned memory; the engine cannot be used afterwards."""
+        while self._captured:
+            self._session.device.release_graph(self._captured.popitem()[1])
+        for staging in (self._ids, *self._large.values()):
+            staging.release()
+
+    # --- inputs ---------------------------------------------------------------
+
+    def _new_state(self, array: Array | DeviceArray) -> DeviceState:
+        first = array if isinstance(array, DeviceArray) else self._session.upload(array)
+        other = None if self._graph.in_place else self._session.array(first.shape, first.dtype)
+        return DeviceState(first, other)
+
+    def _stage(self, feeds: Mapping[str, Fed]) -> dict[str, int]:
+        """Bring what is fed to the device; addresses by input."""
+        addresses = {}
+        ids: dict[str, Array] = {}
+        for name, value in feeds.items():
+            if isinstance(value, DeviceArray) and value.aligned:
+                addresses[name] = value.address
+            elif _is_small(self._inputs[name]):
+                ids[name] = value.copy() if isinstance(value, DeviceArray) else value  # type: ignore[assignment]
+                addresses[name] = self._ids.address(name)
+            else:
+                addresses[name] = self._place(name, value)
+        self._ids.put(ids)
+        return addresses
+
+    def _place(self, name: str, value: Fed) -> int:
+        """A large input in a place of its own."""
+        if name not in self._large:
+            self._large[name] = self._staging([self._inputs[name]], on_side=True)
+        place = self._large[name]
+        address = place.address(name)
+        if isinstance(value, DeviceArray):
+            self._session.device.copy(address, value.address, value.nbytes, self._session.stream)
+        elif isinstance(value, Joined):
+            row_bytes = value.width * math.prod(value.shape[2:]) * value.dtype.itemsize
+            for number, row in enumerate(value.rows):
+                target = address + number * row_bytes
+                self._session.device.copy(target, row.address, row.nbytes, self._session.stream)
+        else:
+            place.put({name: value})
+        return address
+
+    def _staging(self, specs: list[TensorSpec], on_side: bool) -> Staging:
+        sizes = {t.name: most_bytes(t, self.spec, self._graph) for t in specs}
+        return Staging(self._session, sizes, self._consumed, on_side=on_side)
+
+    # --- running --------------------------------------------------------------
+
+    def _run(self, profile: Profile, sizes: Mapping[str, int], addresses: Mapping[str, int]) -> None:
+        """Queue the step: a captured graph of it, or a run that may be captured for the next time."""
+        stream = self._session.stream
+        turned = tuple(s.current.address for s in self._states.values() if not s.in_place)
+        key = (*sorted(sizes.items()), *addresses.values(), turned)
+        if key in self._captured:
+            self._captured.move_to_end(key)
+            self._session.device.launch(self._captured[key], stream)
+            return
+        context = self._contexts[profile.plan, profile.index]
+        for name, address in {**self._bound, **addresses}.items():
+            context.set_address(name, address)
+        for name in addresses:
+            context.set_shape(name, [sizes[d] if isinstance(d, str) else d for d in self._shapes[name]])
+        for name, state in self._states.items():
+            context.set_address(name, state.current.address)
+            context.set_address(self.spec.states[name], state.target.address)
+        for name, buffer in self._outputs.items():
+            context.set_address(name, buffer.memory.address)
+        context.execute(stream)
+        self._runs[key] += 1
+        if profile.name == "decode" and self._runs[key] >= CAPTURED_AFTER and not self.capture_failure:
+            self._capture(context, key)
+
+    def _capture(self, context: Context, key: Key) -> None:
+        """Capture the run that was just queued, for the next step like it; without it, steps cost more host time."""
+        device, stream = self._session.device, self._session.stream
+        if not context.capturable(stream):
+            return
+        try:
+            self._captured[key] = device.capture(stream, partial(context.execute, stream))
+        except EngineError as cause:
+            self.capture_failure = str(cause)
+            LOGGER.warning("Steps of %s run without CUDA graphs: %s", self.spec.file, cause)
+            return
+        if len(self._captured) > MAX_GRAPHS:
+            device.synchronize(stream)
+            device.release_graph(self._captured.popitem(last=False)[1])
+
+    def _collect(self, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """The outputs that are not states; waits for the device if one of them goes to the host."""
+        session, found = self._session, dict[str, Any]()
+        for spec in self.spec.outputs:
+            if spec.name not in self._outputs:
+                continue
+            buffer, dtype = self._outputs[spec.name], numpy_dtype(spec.dtype)
+            shape = [sizes[d] if isinstance(d, str) else d for d in spec.shape]
+            if spec.name in self._resident:
+                address = buffer.memory.address
+                found[spec.name] = DeviceArray(session.device, session.stream, address, shape, dtype, buffer)
+            else:
+                found[spec.name] = session.result(buffer.memory.address, shape, dtype)
+        if any(not isinstance(value, DeviceArray) for value in found.values()):
+            session.device.synchronize(session.stream)
+        return found
+
+
+def _context(profile: Profile, plan: Plan, session: Session) -> Context:
+    context = plan.context(profile.index, session.stream)
+    session.attach(context, plan.scratch_bytes())
+    return context
+
+
+def _is_small(spec: TensorSpec) -> bool:
+    """Ids and lengths, which travel together."""
+    return spec.role == "step" and spec.dtype == "int32"

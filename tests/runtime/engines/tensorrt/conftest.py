@@ -1,0 +1,46 @@
+"""Fixtures: a machine with a GPU and TensorRT, both played (host_device.py, onnxruntime_plans.py)."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnxruntime_plans
+import pytest
+from engine_folder import Machine, write_engine
+
+from flashnext.runtime.engines.tensorrt import opening
+from flashnext.runtime.engines.tensorrt.host_device import HostDevice
+from flashnext.runtime.engines.tensorrt.plan import MODULES, Library
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """Gives this process a GPU; arguments are those of HostDevice. Returns the device that is opened next."""
+    for name in (MODULES["tensorrt"][0], MODULES["tensorrt-rtx"][0]):
+        monkeypatch.setitem(sys.modules, name, onnxruntime_plans.module)
+    Library.open.cache_clear()
+
+    def make(seed: int | None = None, **settings: int) -> HostDevice:
+        device = HostDevice(seed, **settings)
+        monkeypatch.setattr(onnxruntime_plans.module, "device", device)
+        monkeypatch.setattr(opening, "new_device", lambda: device)
+        return device
+
+    yield make
+    Library.open.cache_clear()
+
+
+@pytest.fixture
+def bundle(random_bundle: Path, tmp_path: Path) -> Path:
+    """A copy of the random bundle (its weights stay in the checkpoint), to build engines for."""
+    return Path(shutil.copytree(random_bundle, tmp_path / "bundle"))
+
+
+@pytest.fixture
+def engine(bundle: Path) -> Path:
+    """The same bundle, with an engine that has plugins."""
+    write_engine(bundle)
+    return bundle

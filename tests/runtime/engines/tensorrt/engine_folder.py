@@ -1,0 +1,73 @@
+"""Engine folders for tests: what `flashnext build` leaves, with plans that onnxruntime_plans.py runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxruntime_plans import VERSION
+
+from flashnext.builder.engine_manifest import EngineGraph, EngineManifest, Plan, Profile, Range, bundle_identity
+from flashnext.export.graphs.manifest import GraphSpec, Manifest
+from flashnext.runtime.engines.tensorrt.host_device import HostDevice
+
+Machine = Callable[..., HostDevice]
+"""The fixture `machine`."""
+CHUNK = 48
+"""Most tokens of a prefill step."""
+
+
+def write_engine(
+    bundle: Path, kind: str = "tensorrt", plan: Mapping[str, Any] | None = None, sequences: int = 3, **changes: Any
+) -> Path:
+    """Write the engine of a bundle: one plan a graph and states in place ("tensorrt"), or two and states that change
+    buffers ("tensorrt-rtx"). `plan` adds to the plans, `changes` replace fields of the manifest; `sequences`: B."""
+    manifest = Manifest.read(bundle)
+    folder = bundle / f"engines/{kind}-sm90"
+    folder.mkdir(parents=True, exist_ok=True)
+    graphs = {
+        name: _graph(folder, bundle, manifest, name, kind, dict(plan or {}), sequences) for name in manifest.graphs
+    }
+    fields: dict[str, Any] = {
+        "kind": kind,
+        "tensorrt": VERSION,
+        "capabilities": (90,),
+        "gpu": "",
+        "bundle": bundle_identity(bundle),
+        "checkpoint": manifest.checkpoint.identity,
+        "graphs": graphs,
+    }
+    EngineManifest(**fields | changes).write(folder)
+    return folder
+
+
+def _graph(
+    folder: Path, bundle: Path, manifest: Manifest, name: str, kind: str, plan: dict[str, Any], sequences: int
+) -> EngineGraph:
+    spec, in_place = manifest.graphs[name], kind == "tensorrt"
+    ranges = {step: _ranges(spec, manifest.window, step, sequences) for step in ("decode", "prefill")}
+    if name == "mtp_draft":
+        del ranges["prefill"]
+    files = {f"{name}.plan": list(ranges)} if in_place else {f"{name}.{step}.plan": [step] for step in ranges}
+    plans, profiles = [], []
+    for file, steps in files.items():
+        shapes = [{n: (r.min, r.opt, r.max) for n, r in ranges[step].items()} for step in steps]
+        text = json.dumps({"bundle": str(bundle), "graph": name, "in_place": in_place, "profiles": shapes} | plan)
+        (folder / file).write_text(text)
+        plans.append(Plan(file, hashlib.sha256(text.encode()).hexdigest(), len(text.encode())))
+        profiles += [Profile(step, file, index, ranges[step]) for index, step in enumerate(steps)]
+    return EngineGraph(tuple(plans), tuple(profiles), (), dict(spec.states), in_place)
+
+
+def _ranges(spec: GraphSpec, window: int, step: str, sequences: int) -> dict[str, Range]:
+    decode = {"B": (1, 1, sequences), "S": (1, 1, window), "N": (1, 1, sequences * window)}
+    prefill = {"B": (1, 1, 1), "S": (window + 1, CHUNK, CHUNK), "N": (1, 1, CHUNK)}
+    sizes = decode if step == "decode" else prefill
+    return {
+        t.name: Range(*(tuple(sizes[d][i] if isinstance(d, str) else d for d in t.shape) for i in range(3)))
+        for t in spec.inputs
+        if any(isinstance(d, str) for d in t.shape)
+    }

@@ -1,0 +1,174 @@
+"""Engines that do not fit are refused with the reason and the remedy, before memory is taken."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from engine_folder import Machine, write_engine
+from onnxruntime_plans import module
+
+from flashnext.builder.engine_manifest import EngineManifest
+from flashnext.export.errors import EngineError, FlashNextError, RequestError
+from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime import LLM
+from flashnext.runtime.engines.tensorrt import opening
+from flashnext.runtime.engines.tensorrt.cuda_device import CudaDevice
+from flashnext.runtime.engines.tensorrt.plan import Library
+
+
+def refusal(bundle: Path, kind: str = "tensorrt", **options: object) -> str:
+    """What opening the bundle is refused with."""
+    with pytest.raises(FlashNextError) as caught:
+        LLM(bundle, engine=kind, **options)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_without_an_engine_the_command_that_builds_one_is_said(bundle: Path, machine: Machine) -> None:
+    machine()
+    said = f"There is no tensorrt engine of {bundle}. Build one with: flashnext build {bundle} --engine tensorrt"
+    assert refusal(bundle) == said
+    assert "holds no engine (no engine.json)" in refusal(bundle, engine_path=bundle / "engines")
+
+
+def test_an_engine_elsewhere_is_found_by_its_path(engine: Path, machine: Machine, tmp_path: Path) -> None:
+    machine()
+    moved = shutil.move(engine / "engines/tensorrt-sm90", tmp_path / "elsewhere")
+    with LLM(engine, engine="tensorrt", engine_path=moved) as llm:
+        assert llm.manifest.slots == 3
+    machine()
+    assert "holds a tensorrt engine, not one of tensorrt-rtx" in refusal(engine, "tensorrt-rtx", engine_path=moved)
+
+
+def test_the_engine_for_this_gpu_is_chosen(bundle: Path, machine: Machine) -> None:
+    write_engine(bundle)
+    other = bundle / "engines/tensorrt-sm120"
+    shutil.copytree(bundle / "engines/tensorrt-sm90", other)
+    dataclasses.replace(EngineManifest.read(other), capabilities=(120,)).write(other)
+    for capability, name in ((90, "sm90"), (120, "sm120")):
+        machine(capability=capability)
+        assert opening.find_engine("tensorrt", bundle, capability)[0].name == f"tensorrt-{name}"
+    machine(capability=86)
+    assert "was built for sm_120, and this GPU is sm_86. Build it again" in refusal(bundle)
+
+
+def test_an_engine_of_another_bundle_or_checkpoint_is_refused(engine: Path, machine: Machine) -> None:
+    machine()
+    manifest = Manifest.read(engine)
+    write_engine(engine, checkpoint="0" * 64)
+    assert "was built from another checkpoint" in refusal(engine)
+    write_engine(engine)
+    dataclasses.replace(manifest, producer="another export").write(engine)
+    assert "was built from another bundle than" in refusal(engine)
+
+
+def test_another_tensorrt_is_refused(engine: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine()
+    monkeypatch.setattr(module, "__version__", "11.5.0.1")
+    said = refusal(engine)
+    assert "was built by TensorRT 11.4.0.106, and 11.5.0.1 is installed" in said
+
+
+def test_a_changed_plan_is_refused(engine: Path, machine: Machine) -> None:
+    machine()
+    plan = engine / "engines/tensorrt-sm90/body.plan"
+    plan.write_bytes(plan.read_bytes().replace(b"body", b"head"))
+    assert "body.plan has changed since it was built" in refusal(engine)
+
+
+def test_a_plan_that_tensorrt_refuses_says_why(engine: Path, machine: Machine) -> None:
+    machine()
+    folder = engine / "engines/tensorrt-sm90"
+    _replace_plan(folder, "head.plan", b"no plan at all")
+    said = refusal(engine)
+    assert "head.plan. TensorRT says: IRuntime::deserializeCudaEngine: Error Code 1: Serialization (magic tag)" in said
+    assert said.endswith("Build the engine again.")
+
+
+def test_a_plan_of_another_graph_is_refused(engine: Path, machine: Machine) -> None:
+    """As one of another capacity is: a state or an input has another shape."""
+    machine()
+    folder = engine / "engines/tensorrt-sm90"
+    _replace_plan(folder, "mtp_draft.plan", (folder / "mtp.plan").read_bytes())
+    assert "mtp_draft.plan is not a plan of mtp_draft.onnx: it lacks blocks" in refusal(engine)
+
+
+def test_an_engine_that_copies_its_states_is_refused(bundle: Path, machine: Machine) -> None:
+    machine()
+    state = next(iter(Manifest.read(bundle).graphs["head"].states))
+    layer = {"Name": "copy", "LayerType": "Reformat", "Inputs": [{"Name": state}], "Outputs": []}
+    write_engine(bundle, plan={"layers": [layer]})
+    assert f"copies the state {state} in the layer copy" in refusal(bundle)
+
+
+def test_too_little_memory_is_said_before_it_is_taken(engine: Path, machine: Machine) -> None:
+    device = machine(total_bytes=1_000_000)
+    said = refusal(engine)
+    assert "of device memory (weights 0.00, states 0.00, plans 0.00, inputs and outputs 0.0" in said
+    assert "and 0.00 GB of the host are free" in said
+    assert said.endswith("--slots or less --capacity. Or keep the experts in host memory: --expert-memory host.")
+    assert device.free_bytes() == 1_000_000
+
+
+def test_an_engine_with_plugins_needs_the_library_that_it_was_built_with(
+    engine: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine()
+    folder = engine / "engines/tensorrt-sm90"
+    raw = json.loads((folder / "engine.json").read_text())
+    raw["plugins"] = {"sha256": "a" * 64, "op_version": 1, "headers": "10.14", "capabilities": [90]}
+    (folder / "engine.json").write_text(json.dumps(raw))
+    monkeypatch.setattr(opening, "find_plugins", lambda *_: Path("/plugins.so"))
+    module.loaded_libraries.clear()
+    for _ in range(2):
+        LLM(engine, engine="tensorrt").close()
+        machine()
+    assert module.loaded_libraries == ["/plugins.so"]  # once for a process: a second time TensorRT would refuse it
+
+
+def test_without_tensorrt_its_package_is_said(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tensorrt", "tensorrt_bindings"):
+        monkeypatch.setitem(sys.modules, name, None)
+    Library.open.cache_clear()
+    said = refusal(engine)
+    assert said.startswith("The tensorrt engine needs TensorRT, which is not installed (")
+    assert said.endswith("Install it with: pip install 'flashnext-trt[tensorrt]'")
+
+
+def test_without_a_gpu_cudas_reason_is_said() -> None:
+    """Through the real cuda-bindings: on a machine without a GPU or a driver."""
+    pytest.importorskip("cuda.bindings.runtime")
+    try:
+        CudaDevice()
+    except EngineError as error:
+        assert str(error).startswith("The TensorRT engine needs a GPU")  # noqa: PT017
+    else:
+        pytest.skip("there is a GPU")
+
+
+def test_options_that_other_engines_have_no_use_for_are_refused(bundle: Path) -> None:
+    with pytest.raises(RequestError, match="engine_path is for the engines tensorrt and tensorrt-rtx, not for"):
+        LLM(bundle, engine_path="x")
+    with pytest.raises(RequestError, match="expert_memory is for the engines"):
+        LLM(bundle, expert_memory="host")
+    with pytest.raises(RequestError, match="expert_memory = 'disk' must be one of device, host"):
+        LLM(bundle, engine="tensorrt", expert_memory="disk")
+    with pytest.raises(RequestError, match="There is no option 'engine_paths'; engines have threads, engine_path"):
+        LLM(bundle, engine_paths="x")
+
+
+def _replace_plan(folder: Path, name: str, content: bytes) -> None:
+    """Another plan, whose hash the manifest knows."""
+    import hashlib
+
+    (folder / name).write_bytes(content)
+    raw = json.loads((folder / "engine.json").read_text())
+    for graph in raw["graphs"].values():
+        for plan in graph["plans"]:
+            if plan["file"] == name:
+                plan |= {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    (folder / "engine.json").write_text(json.dumps(raw))
