@@ -140,7 +140,7 @@ class CudaDevice:
         return results[0] if len(results) == 1 else tuple(results) or None
 
 
-def _bindings() -> ModuleType:
+def _bindings() -> Any:
     try:
         from cuda.bindings import runtime
     except ImportError as cause:

@@ -79,16 +79,17 @@ class TensorRTEngine:
     def bind(self, tensors: Mapping[str, Array | DeviceArray | DeviceState]) -> None:
         """See `Engine.bind`; takes arrays that are on the device already, too."""
         for name, tensor in tensors.items():
-            if name in self._extra and isinstance(tensor, DeviceArray):
-                self._bound[name] = tensor.address
-            if name not in self._inputs:
+            if name not in self._inputs and name not in self._extra:
                 continue
-            spec = self._inputs[name]
-            check_array(spec, tensor.current if isinstance(tensor, DeviceState) else tensor)
-            if spec.role == "state":
-                self._states[name] = tensor if isinstance(tensor, DeviceState) else self._new_state(tensor)
+            if name in self._inputs:
+                check_array(self._inputs[name], tensor.current if isinstance(tensor, DeviceState) else tensor)
+            if isinstance(tensor, DeviceState):
+                self._states[name] = tensor
+                continue
+            array = tensor if isinstance(tensor, DeviceArray) else self._session.upload(tensor)
+            if name in self.spec.states:
+                self._states[name] = self._new_state(array)
             else:
-                array = tensor if isinstance(tensor, DeviceArray) else self._session.upload(tensor)
                 self._bound[name] = array.address
 
     def run(self, feeds: Mapping[str, Fed]) -> dict[str, Any]:
@@ -120,10 +121,8 @@ class TensorRTEngine:
 
     # --- inputs ---------------------------------------------------------------
 
-    def _new_state(self, array: Array | DeviceArray) -> DeviceState:
-        first = array if isinstance(array, DeviceArray) else self._session.upload(array)
-        other = None if self._graph.in_place else self._session.array(first.shape, first.dtype)
-        return DeviceState(first, other)
+    def _new_state(self, first: DeviceArray) -> DeviceState:
+        return DeviceState(first, None if self._graph.in_place else self._session.array(first.shape, first.dtype))
 
     def _stage(self, feeds: Mapping[str, Fed]) -> dict[str, int]:
         """Bring what is fed to the device; addresses by input."""
