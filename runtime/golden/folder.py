@@ -12,7 +12,6 @@ checks it against the bundle, whose manifest says the dtype and shape of everyth
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from flashnext.export.graphs.manifest import Manifest, TensorSpec
 from flashnext.runtime.engines.base import Array
 from flashnext.runtime.engines.sites import watched_spec
 from flashnext.runtime.golden import arrays
+from flashnext.runtime.golden.feed_checks import check_step, feed_faults
 from flashnext.runtime.validation.steps import Step
 
 GOLDEN = "golden"
@@ -98,7 +98,12 @@ class Golden:
         """
         spec = self._manifest.graphs[graph]
         fed = [t for t in spec.inputs if t.role in FED_ROLES]
-        return [self._read(graph, i, step, "inputs", spec.inputs, fed) for i, step in enumerate(self.steps(graph))]
+        found = [self._read(graph, i, step, "inputs", spec.inputs, fed) for i, step in enumerate(self.steps(graph))]
+        for number, (step, feed) in enumerate(zip(self.steps(graph), found, strict=True)):
+            if fault := next(feed_faults(feed, step, self._manifest), None):
+                path = file_of(self.folder, graph, "inputs", number)
+                raise GoldenError(f"{path} has {fault}. Write it again with `flashnext golden`.")
+        return found
 
     def outputs(self, graph: str, sites: bool = False) -> list[dict[str, Array]]:
         """What each step gave, without states; `sites`: with the outputs by layer, where they were saved.
@@ -131,7 +136,7 @@ class Golden:
             raise TypeError("per_layer and checkpoint")
         for steps in self._steps.values():
             for step in steps:
-                _check_step(step, self._manifest)
+                check_step(step, self._manifest)
 
 
 def _check_sizes(path: Path, facts: Mapping[str, Any], manifest: Manifest) -> None:
@@ -153,21 +158,3 @@ def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"expected a whole number, found {value!r:.40}")
     return value
-
-
-def _check_step(step: Step, manifest: Manifest) -> None:
-    """Lengths that a slot can hold; more would make the engines write beyond it."""
-    rows = {len(step.past_len), len(step.accepted), len(step.new_len)}
-    if rows != {len(step.new_len)} or not 1 <= len(step.new_len) <= manifest.slots:
-        raise ValueError(f"step {step.name} with {sorted(rows)} rows")
-    ends = map(sum, zip(step.past_len, step.new_len, strict=True))
-    lowest = min(step.past_len + step.accepted + step.new_len)
-    if (
-        lowest < 0
-        or max(ends) > manifest.capacity
-        or max(step.new_len) > step.tokens
-        or max(step.accepted) > manifest.window
-    ):
-        raise ValueError(f"step {step.name} with lengths that no slot holds")
-    if not 1 <= step.tokens <= manifest.capacity or math.prod((step.tokens, len(step.new_len))) > 1 << 24:
-        raise ValueError(f"step {step.name} with {step.tokens} tokens")

@@ -1,0 +1,145 @@
+"""The real command `polygraphy` on what `flashnext golden` writes, and on graphs beside their shards."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from flashnext.export.graphs.bundle import write_beside
+from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime.cli.main import main
+from flashnext.runtime.golden.folder import file_of
+from flashnext.runtime.golden.write import GoldenOptions, Written, write_golden
+
+POLYGRAPHY = str(Path(sys.executable).with_name("polygraphy"))
+
+
+def lines_of(readme: str, wanted: str) -> list[list[str]]:
+    """Command lines of a README that contain a word."""
+    blocks = "\n\n".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL))
+    commands = [shlex.split(line.replace("\\\n", " ")) for line in re.split(r"\n\n(?=\w)", blocks.strip())]
+    return [words for words in commands if wanted in words]
+
+
+def polygraphy(*words: str) -> tuple[int, str]:
+    """Exit code and output."""
+    done = subprocess.run([POLYGRAPHY, *words], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def changed(folder: Path, written: Written, graph: str, old: str, new: str, number: int) -> list[str]:
+    """A command line on a copy of the golden files in which one saved output is another output's array."""
+    shutil.copytree(written.folder / graph, folder / graph)
+    for name in ("compare.py", "golden.json"):
+        shutil.copyfile(written.folder / name, folder / name)
+    path = file_of(folder, graph, "outputs", number)
+    content = json.loads(path.read_text())
+    outputs = content["lst"][0][1][0]["outputs"]
+    outputs[old] = outputs[new]
+    path.write_text(json.dumps(content))
+    (line,) = [words for words in lines_of(written.readme, "--onnxrt") if f"{written.folder}/{graph}.onnx" in words]
+    return [word.replace(f"{written.folder}/{graph}/", f"{folder}/{graph}/").replace(
+        f"{written.folder}/compare.py", f"{folder}/compare.py") for word in line]  # fmt: skip
+
+
+def test_every_graph_agrees_with_the_saved_outputs(written: Written) -> None:
+    """The lines of README.md as they stand: states, sites and outputs of all steps, in ONNX Runtime."""
+    lines = lines_of(written.readme, "--onnxrt")
+    assert len(lines) == len(written.graphs)
+    for tool, *words in lines:
+        assert tool == "polygraphy"
+        code, output = polygraphy(*words)
+        assert code == 0, output[-2000:]
+        assert "Pass Rate: 100.00%" in output
+
+
+def test_a_changed_output_fails_and_its_module_is_named(written: Written, tmp_path: Path) -> None:
+    site = "mtp.layers.0.mlp_hyper_connection"
+    _, *words = changed(tmp_path, written, "mtp_draft", f"{site}.y", "mtp.hyper_connection_mixer.y", 0)
+    code, output = polygraphy(*words)
+    assert code == 1
+    assert f"DIFFERS: {site}.y" in output
+    assert "Look at mtp.layers.0.self_attn." in output
+
+
+def test_a_changed_state_fails(written: Written, tmp_path: Path) -> None:
+    keys, values = (f"mtp.layers.0.{kind}_state_out" for kind in ("key", "value"))
+    _, *words = changed(tmp_path, written, "mtp_draft", keys, values, 0)
+    code, output = polygraphy(*words)
+    assert code == 1
+    assert f"DIFFERS: {keys}" in output
+
+
+def test_inspect_reads_graphs_and_arrays(written: Written) -> None:
+    code, output = polygraphy("inspect", "model", str(written.graphs["body"]["plugin"]))
+    assert code == 0
+    assert "GatedDeltaNet" not in output or "flashnext" in output
+    assert "ngram_rows.1" in output
+    code, output = polygraphy("inspect", "data", str(file_of(written.folder, "head", "inputs", 0)))
+    assert code == 0
+    assert "token_ids" in output
+
+
+def test_beside_form(random_bundle: Path, random_checkpoint: Path, tmp_path: Path) -> None:
+    """`export --beside` writes the bundle's own graphs, with weights as inputs: they can be inspected by name."""
+    checkpoint = Path(shutil.copytree(random_checkpoint, tmp_path / "checkpoint"))
+    manifest = Manifest.read(random_bundle)
+    place = dataclasses.replace(manifest.checkpoint, common_parent=str(checkpoint))
+    for path in write_beside(random_bundle, dataclasses.replace(manifest, checkpoint=place)):
+        code, output = polygraphy("inspect", "model", str(path))
+        assert code == 0
+        assert "lm_head.weight" in output or "head.onnx" in path.name
+
+
+def test_graphs_beside_the_checkpoint(
+    random_bundle: Path, random_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --copy-weights nothing is copied: the graphs point into the shards, and lie next to them."""
+    manifest = Manifest.read(random_bundle)
+    checkpoint = Path(shutil.copytree(random_checkpoint, tmp_path / "checkpoint"))
+    bundle = Path(shutil.copytree(random_bundle, tmp_path / "bundle"))
+    moved = dataclasses.replace(manifest.checkpoint, path=str(checkpoint), common_parent=str(checkpoint))
+    dataclasses.replace(manifest, checkpoint=moved).write(bundle)
+    assert main(["golden", str(bundle), "--out", str(tmp_path / "golden")]) == 0
+    readme = capsys.readouterr().out
+    assert {f.name for f in checkpoint.glob("*.onnx")} == {
+        f"golden.{graph}{form}.onnx" for graph in manifest.graphs for form in ("", ".plugin")
+    }
+    assert list((tmp_path / "golden").rglob("*.safetensors")) == []
+    (line,) = [w for w in lines_of(readme, "--onnxrt") if str(checkpoint / "golden.mtp_draft.onnx") in w]
+    code, output = polygraphy(*line[1:])
+    assert code == 0, output[-2000:]
+
+
+def test_plugin_graphs_have_plugin_nodes_and_their_weights_inside(written: Written) -> None:
+    for forms in written.graphs.values():
+        portable, plugin = (onnx.load(forms[form], load_external_data=False) for form in ("portable", "plugin"))
+        assert [n.op_type for n in plugin.graph.node if any(a.name == "plugin_version" for a in n.attribute)]
+        assert not plugin.functions
+        assert portable.functions
+        for model in (portable, plugin):
+            assert not any(value.name.endswith((".weight", "_proj")) for value in model.graph.input)
+
+
+def test_weights_as_inputs(random_bundle: Path, random_checkpoint: Path, tmp_path: Path) -> None:
+    """As engines take them: BF16 experts travel as tensors, which ONNX Runtime cannot take from Polygraphy."""
+    before = set(random_checkpoint.iterdir())
+    try:
+        made = write_golden(random_bundle, tmp_path / "golden", GoldenOptions(weights_as_inputs=True))
+        model = onnx.load(made.graphs["mtp"]["plugin"], load_external_data=False)
+        assert {"embed_tokens.weight", "lm_head.weight"} <= {value.name for value in model.graph.input}
+        code, output = polygraphy("inspect", "data", str(file_of(tmp_path / "golden", "mtp", "inputs", 0)))
+        assert code == 0
+        assert "lm_head.weight" in output
+    finally:
+        for file in set(random_checkpoint.iterdir()) - before:
+            file.unlink()
