@@ -29,8 +29,8 @@ from flashnext.export.graphs.manifest import CheckpointRef, GraphSpec, Manifest,
 from flashnext.runtime.cli.table import render
 from flashnext.runtime.decode_loop import DecodeLoop
 from flashnext.runtime.model_runner import ModelRunner
-from flashnext.runtime.ngram import MappedRows
-from flashnext.runtime.ngram_table import MappedTable
+from flashnext.runtime.ngram import HostRows
+from flashnext.runtime.ngram_table import NgramTable
 from flashnext.runtime.request import Request
 from flashnext.runtime.sampling_params import SamplingParams
 from flashnext.runtime.scheduler import Scheduler
@@ -107,7 +107,7 @@ def loop_of(batch: int, head: float, body: float, steps: int) -> tuple[DecodeLoo
     }
     spec = spec_of(TABLE_ROWS, "plain")
     table = np.array_split(random_codes(TABLE_ROWS, 320).view(ml_dtypes.bfloat16), len(spec.shards))
-    rows = MappedRows(spec, MappedTable(spec, table, "bfloat16"), "bfloat16")
+    rows = HostRows(spec, NgramTable(spec, table, "bfloat16"), "bfloat16")
     runner = ModelRunner(manifest, engines, {}, {ROWS: rows})
     loop = DecodeLoop(runner, Scheduler(batch, manifest.window, prefill_chunk=len(PROMPT)))
     params = SamplingParams(max_tokens=steps, temperature=0.0, ignore_eos=True)

@@ -1,4 +1,5 @@
-"""Reading files of strangers: only regular ones, only up to a size, JSON only up to a number of values.
+"""Reading files of strangers: only regular ones, only up to a size, JSON only up to a number of values. And writing
+files whole.
 
 Opening a pipe can block for ever, a device can be endless, and a few megabytes of `[[],[],…` become gigabytes of
 Python objects. So the kind of a file is looked at before it is opened, its size before it is read, and the separators
@@ -11,6 +12,7 @@ import json
 import math
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -90,3 +92,18 @@ def no_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
         raise ValueError(f"duplicate key {twice!r:.200}")
     return out
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that appears whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        with suppress(OSError):  # a name that cannot be written cannot be removed either
+            partial.unlink(missing_ok=True)

@@ -5,14 +5,16 @@ Everything that comes from files has to be escaped by the caller; `table` does i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 from flashnext.export.errors import ReportError
+from flashnext.export.files import write_whole
+from flashnext.export.svg import SERIES_STYLE
 
-STYLE = """
+STYLE = (
+    """
 :root { color-scheme: light dark; --ink: #1d2433; --paper: #fdfdfb; --faint: #8886; --cell: #20639b; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e4dd; --paper: #16181d; --cell: #7fb8e6; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
@@ -27,11 +29,9 @@ svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--ink);
 .grid { stroke: var(--faint); } .cell { fill: var(--cell); } .line { fill: none; stroke-width: 1.6; }
 .legend span { margin-right: 1.1rem; font-size: .8rem; white-space: nowrap; }
 .key { display: inline-block; width: 1.4em; border-top: 3px solid; margin-right: .35em; vertical-align: middle; }
-.series-0 { stroke: #d1495b; border-color: #d1495b; } .series-1 { stroke: #20639b; border-color: #20639b; }
-.series-2 { stroke: #3caea3; border-color: #3caea3; } .series-3 { stroke: #e09f3e; border-color: #e09f3e; }
-.series-4 { stroke: #7d5ba6; border-color: #7d5ba6; } .series-5 { stroke: #6a994e; border-color: #6a994e; }
-.series-6 { stroke: #8a817c; border-color: #8a817c; } .series-7 { stroke: #d16ba5; border-color: #d16ba5; }
 """
+    + SERIES_STYLE
+)
 
 
 def document(title: str, sections: Iterable[str]) -> str:
@@ -61,12 +61,7 @@ def write_files(texts: Mapping[str, str], folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            partial = folder / f".{name}.{os.getpid()}.part"
-            try:
-                partial.write_text(text, encoding="utf-8")
-                os.replace(partial, folder / name)
-            finally:
-                partial.unlink(missing_ok=True)
+            write_whole(folder / name, text)
     except OSError as cause:
         raise ReportError(
             f"The report cannot be written to {folder} ({cause.strerror}). Name another folder."

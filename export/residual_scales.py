@@ -9,10 +9,8 @@ is wrong and how to mend it. It is plain data (no torch), written whole or not a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +21,7 @@ import numpy as np
 from flashnext.export.config import ModelConfig
 from flashnext.export.errors import ScalesError
 from flashnext.export.fields import FieldReader
-from flashnext.export.files import plain, read_json_object
+from flashnext.export.files import plain, read_json_object, write_whole
 
 FORMAT_VERSION = 1
 MAX_BYTES = 4 << 20
@@ -124,15 +122,10 @@ class ResidualScales:
         """
         path = Path(path)
         check_replaceable(path)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
-            partial.write_text(json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            os.replace(partial, path)
+            write_whole(path, json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n")
         except OSError as cause:
             raise ScalesError(f"{path} cannot be written ({cause.strerror or cause}). Name another file.") from None
-        finally:
-            with contextlib.suppress(OSError):  # a name that cannot be written cannot be removed either
-                partial.unlink(missing_ok=True)
 
     def check(self, config: ModelConfig, identity: str, source: str | Path = "scales") -> None:
         """Hold the scales to a model and its checkpoint.

@@ -1,6 +1,7 @@
-"""Plots as SVG text, so that a page needs neither a library nor the network: lines over depth, and heat maps.
+"""Plots as SVG text, so that a page needs neither a library nor the network: lines over named places, and heat maps.
 
-Colours come from the page's style sheet (`.series-0` …), so a plot follows light and dark themes.
+Colours come from the page's style sheet (`.series-0` …), so a plot follows light and dark themes. `standalone` makes a
+file of its own, which brings the sheet along.
 """
 
 from __future__ import annotations
@@ -14,6 +15,18 @@ WIDTH, HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 30
 COLOURS = 8
 """Series after these repeat the colours with dashes."""
+SERIES_STYLE = """\
+.series-0 { stroke: #d1495b; border-color: #d1495b; } .series-1 { stroke: #20639b; border-color: #20639b; }
+.series-2 { stroke: #3caea3; border-color: #3caea3; } .series-3 { stroke: #e09f3e; border-color: #e09f3e; }
+.series-4 { stroke: #7d5ba6; border-color: #7d5ba6; } .series-5 { stroke: #6a994e; border-color: #6a994e; }
+.series-6 { stroke: #8a817c; border-color: #8a817c; } .series-7 { stroke: #d16ba5; border-color: #d16ba5; }
+"""
+FILE_STYLE = """\
+svg { --ink: #1d2433; --paper: #fdfdfb; --faint: #8886; font: 11px system-ui, sans-serif; }
+@media (prefers-color-scheme: dark) { svg { --ink: #e6e4dd; --paper: #16181d; } }
+text { fill: var(--ink); } .paper { fill: var(--paper); } .title { font-weight: 600; font-size: 13px; }
+.grid { stroke: var(--faint); } .line { fill: none; stroke-width: 1.6; }
+"""
 
 
 @dataclass(frozen=True)
@@ -58,22 +71,49 @@ def _axis(lines: Sequence[Line], logarithmic: bool) -> _Axis:
 
 def line_chart(title: str, places: Sequence[str], lines: Sequence[Line], logarithmic: bool = False) -> str:
     """Lines over named places (stores or reads, in the model's order), with a legend."""
+    names = "".join(
+        f'<span><i class="key series-{n % COLOURS}"></i>{escape(line.name)}</span>' for n, line in enumerate(lines)
+    )
+    return _figure(title, _curves(places, lines, logarithmic), f'<p class="legend">{names}</p>')
+
+
+def standalone(title: str, places: Sequence[str], charts: Sequence[tuple[str, Sequence[Line]]]) -> str:
+    """An SVG file of titled charts, one below the other, over the same places; a point for each value."""
+    top, head = 52, 26
+    names = list(dict.fromkeys(line.name for _, lines in charts for line in lines))
+    across = range(LEFT, LEFT + 150 * len(names), 150)
+    parts = [_label(LEFT, 22, title, "start", "title")]
+    for number, (x, name) in enumerate(zip(across, names, strict=True)):
+        key = f'<line class="line series-{number % COLOURS}" x1="{x}" x2="{x + 20}" y1="38" y2="38"/>'
+        parts.append(key + _label(x + 26, 42, name, "start"))
+    for number, (caption, lines) in enumerate(charts):
+        chart = _label(LEFT, 0, caption, "start", "title") + _curves(places, lines, False, points=True)
+        parts.append(f'<g transform="translate(0 {top + head + number * (HEIGHT + head)})">{chart}</g>')
+    height = top + len(charts) * (HEIGHT + head)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img" aria-label="{escape(title)}"><style>{FILE_STYLE}{SERIES_STYLE}</style>'
+        f'<rect class="paper" width="{WIDTH}" height="{height}"/>{"".join(parts)}</svg>\n'
+    )
+
+
+def _curves(places: Sequence[str], lines: Sequence[Line], logarithmic: bool, points: bool = False) -> str:
+    """Axes and lines; with `points`, a mark for each value."""
     axis = _axis(lines, logarithmic)
     parts = [_grid(axis), _places(places)]
     for number, line in enumerate(lines):
-        points = [
+        where = [
             (_across(i, len(places)), axis.height(v))
             for i, v in enumerate(line.values)
             if v is not None and (v > 0 or not logarithmic)
         ]
         dashes = ' stroke-dasharray="6 3"' if number >= COLOURS else ""
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        tip = f"<title>{escape(line.name)}</title>"
-        parts.append(f'<polyline class="line series-{number % COLOURS}"{dashes} points="{path}">{tip}</polyline>')
-    names = "".join(
-        f'<span><i class="key series-{n % COLOURS}"></i>{escape(line.name)}</span>' for n, line in enumerate(lines)
-    )
-    return _figure(title, "".join(parts), f'<p class="legend">{names}</p>')
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in where)
+        style = f'class="line series-{number % COLOURS}"'
+        parts.append(f'<polyline {style}{dashes} points="{path}"><title>{escape(line.name)}</title></polyline>')
+        if points:
+            parts += [f'<circle {style} cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in where]
+    return "".join(parts)
 
 
 def heat_map(
@@ -137,8 +177,9 @@ def _short(name: str) -> str:
     return name.removeprefix("layers.").replace("mtp.layers.0", "mtp")
 
 
-def _label(x: float, y: float, text: str, anchor: str = "end") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+def _label(x: float, y: float, text: str, anchor: str = "end", kind: str = "") -> str:
+    kind = f' class="{kind}"' if kind else ""
+    return f'<text{kind} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _step(count: int) -> float:

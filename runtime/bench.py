@@ -22,10 +22,10 @@ from flashnext.export.errors import EngineError, RequestError
 from flashnext.runtime.decode_loop import DecodeLoop
 from flashnext.runtime.model_runner import ModelRunner
 from flashnext.runtime.request import Request
+from flashnext.runtime.row_metrics import RowMetrics
 from flashnext.runtime.sampling_params import SamplingParams
 from flashnext.runtime.scheduler import Scheduler
 from flashnext.runtime.speculation import drafters_of
-from flashnext.runtime.wait_histogram import WaitHistogram
 
 Tokens = Sequence[int]
 
@@ -59,7 +59,7 @@ class Result:
     first_token: list[float] = field(default_factory=list)
     per_token: list[float] = field(default_factory=list)
     tokens_per_second: list[float] = field(default_factory=list)
-    row_waits: WaitHistogram = field(default_factory=WaitHistogram)
+    ngram_rows: RowMetrics = field(default_factory=RowMetrics)
     kept_drafts: int = 0
     verifications: int = 0
 
@@ -73,8 +73,8 @@ class Result:
             "per_token_ms": _quantiles(self.per_token),
             "tokens_per_second": float(np.median(self.tokens_per_second)),
         }
-        if self.row_waits.count:
-            facts["row_wait_ms"] = {f"p{q}": self.row_waits.quantile(q / 100) * 1e3 for q in (50, 95, 99)}
+        if self.ngram_rows.counts.rows:
+            facts["ngram_rows"] = self.ngram_rows.facts()
         if self.verifications:
             facts["draft_tokens"] = self.load.draft_tokens
             facts["acceptance_length"] = 1 + self.kept_drafts / self.verifications
@@ -101,9 +101,15 @@ def prompts(vocabulary: int, load: Load, text: Tokens = (), seed: int = 0) -> li
 
 
 def measure(
-    runner: ModelRunner, load: Load, text: Tokens = (), progress: Callable[[int], object] = lambda runs: None
+    runner: ModelRunner,
+    load: Load,
+    text: Tokens = (),
+    progress: Callable[[int], object] = lambda runs: None,
+    chunk: int = 512,
 ) -> Result:
     """Run a load once to warm up and `repeats` times for its result; `progress` is told of each run.
+
+    Prompts are run in chunks of at most `chunk` tokens.
 
     Raises:
         RequestError: the load does not fit the bundle's slots.
@@ -111,19 +117,21 @@ def measure(
     result = Result(load)
     given = prompts(runner.manifest.config.vocab_size, load, text)
     for repeat in range(load.repeats + 1):
-        runner.row_waits = WaitHistogram()
-        times, requests = _run(runner, load, given)
+        runner.take_row_metrics()
+        times, requests = _run(runner, load, given, chunk)
         progress(1)
         if repeat:
             _add(result, runner, times, requests)
     return result
 
 
-def _run(runner: ModelRunner, load: Load, given: Sequence[Tokens]) -> tuple[list[list[float]], list[Request]]:
+def _run(
+    runner: ModelRunner, load: Load, given: Sequence[Tokens], chunk: int
+) -> tuple[list[list[float]], list[Request]]:
     """Seconds from the start to each token of each request."""
     manifest = runner.manifest
     requests = [Request(manifest, tokens, load.params(), None) for tokens in given]
-    scheduler = Scheduler(manifest.slots, manifest.window, max_batch=load.batch)
+    scheduler = Scheduler(manifest.slots, manifest.window, chunk, max_batch=load.batch)
     if runner.limits:
         scheduler.limit(runner.limits.sequences, runner.limits.tokens)
     loop = DecodeLoop(runner, scheduler, drafters_of(runner))
@@ -146,9 +154,8 @@ def _add(result: Result, runner: ModelRunner, times: Sequence[Sequence[float]], 
         result.first_token.append(seen[0])
         result.per_token += _gaps(seen)
     result.tokens_per_second.append(sum(map(len, times)) / max(seen[-1] for seen in times))
-    waits, drafts = runner.row_waits, [request.output().drafts for request in requests]
-    result.row_waits.seconds += waits.seconds
-    result.row_waits.counts = [a + b for a, b in zip(result.row_waits.counts, waits.counts, strict=True)]
+    result.ngram_rows.add(runner.take_row_metrics())
+    drafts = [request.output().drafts for request in requests]
     result.kept_drafts += sum(d.kept for d in drafts)
     result.verifications += sum(d.steps for d in drafts)
 

@@ -12,6 +12,7 @@ from typing import Protocol
 from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.model_runner import StepBatch, StepOutput
+from flashnext.runtime.ngram import Upcoming
 from flashnext.runtime.outputs import Piece
 from flashnext.runtime.prefix_cache import PrefixCache
 from flashnext.runtime.request import Request
@@ -31,7 +32,7 @@ class Model(Protocol):
     @property
     def manifest(self) -> Manifest: ...
 
-    def step(self, batch: StepBatch) -> StepOutput: ...
+    def step(self, batch: StepBatch, upcoming: Upcoming | None = None) -> StepOutput: ...
 
 
 class DecodeLoop:
@@ -49,7 +50,7 @@ class DecodeLoop:
         self._model = model
         self._scheduler = scheduler
         self._drafters = drafters or {}
-        self._cache = cache
+        self._cache = cache if cache is not None and cache.on else None
         self._requests: dict[TokenSequence, Request] = {}
         self._closed = False
         self._ngram_context, self._eos = ngram_history(model.manifest)
@@ -121,7 +122,8 @@ class DecodeLoop:
         for request in requests:
             request.admitted()
         try:
-            out = self._model.step(step.batch(self._ngram_context, self._eos))
+            upcoming = step.chunk.upcoming(self._ngram_context, self._eos) if step.chunk else None
+            out = self._model.step(step.batch(self._ngram_context, self._eos), upcoming)
         except BaseException as cause:
             self._fail(requests, cause)
             if not isinstance(cause, Exception):
@@ -132,7 +134,10 @@ class DecodeLoop:
         self._sample(step, requests, out)
         self._draft(requests, starts, out)
         if self._cache is not None:
-            self._save_prompts(self._cache, requests, starts)
+            self._save(self._cache, requests, starts)
+        for request in requests:
+            if request.done:
+                self.drop(request)
 
     def _sample(self, step: Step, requests: Sequence[Request], out: StepOutput) -> None:
         end = 0
@@ -144,33 +149,38 @@ class DecodeLoop:
                 request.accept(out.logits[start:end], row.drafts)
             except Exception as cause:
                 self._fail([request], cause)
-            if request.done:
-                if self._cache is not None and request.error is None:
-                    self._cache.save(request.sequence)
-                self.drop(request)
 
-    def _save_prompts(self, cache: PrefixCache, requests: Sequence[Request], starts: Sequence[int]) -> None:
-        """Keep the states at a prompt's end, and at ends of chunks that prompts have in common."""
+    def _save(self, cache: PrefixCache, requests: Sequence[Request], starts: Sequence[int]) -> None:
+        """Keep the states at the end of a generation, at a prompt's end, and at ends of chunks that prompts share."""
         for request, start in zip(requests, starts, strict=True):
             sequence = request.sequence
-            if not request.done and start < sequence.prompt_length:
+            if request.done:
+                if request.error is None:
+                    cache.save(sequence)
+            elif start < sequence.prompt_length:
                 if sequence.waiting_tokens == 1:
                     cache.save(sequence)
                 else:
                     cache.save_chunk(sequence)
 
     def _draft(self, requests: Sequence[Request], starts: Sequence[int], out: StepOutput) -> None:
-        """Tell the drafters what was kept of the step, and let them guess what follows."""
+        """Tell the drafters what was kept of the step, and let them guess what follows.
+
+        One that has ended wants no drafts, but what is saved of it has to have been seen by the draft layer.
+        """
         rows: dict[str, list[Progress]] = {}
         for i, (request, start) in enumerate(zip(requests, starts, strict=True)):
-            if not request.done and request.drafter:
+            saved = self._cache is not None and request.sequence.drafted and request.error is None
+            if request.drafter and (saved or not request.done):
+                if request.done:
+                    request.sequence.leave_last_to_run()
                 kept = out.hidden[i, : request.sequence.past - start]
                 rows.setdefault(request.drafter, []).append(Progress(request, start, kept))
         for name, drafting in rows.items():
             try:
                 self._drafters[name].propose(drafting)
             except Exception as cause:
-                self._fail([row.request for row in drafting], cause)
+                self._fail([row.request for row in drafting if not row.request.done], cause)
 
     def _fail(self, requests: Sequence[Request], cause: BaseException) -> None:
         for request in requests:

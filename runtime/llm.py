@@ -53,6 +53,10 @@ class LLM:
         max_batch: most sequences at once; when None as many as the bundle has slots, and the engine was built for.
         max_waiting: most requests that may wait for a slot; more are refused. Any number when None.
         prefix_cache_bytes: memory for states of prompts, which prompts that start the same begin with (0: off).
+        ngram_table: how the n-gram table is kept: "mapped" (in its files), or in memory for good: "locked" (its files
+            in the page cache), "huge" (a copy in huge pages), "pinned" (a copy that a GPU may read).
+        ngram_cache_bytes: memory for rows of a mapped n-gram table that were read before (0: off); for machines whose
+            memory does not hold the table.
         engine_options: fields of `flashnext.runtime.engines.engine_set.EngineOptions`, such as `engine_path`.
 
     Raises:
@@ -69,6 +73,8 @@ class LLM:
         max_batch: int | None = None,
         max_waiting: int | None = None,
         prefix_cache_bytes: int = 0,
+        ngram_table: str = "mapped",
+        ngram_cache_bytes: int = 0,
         **engine_options: Any,
     ) -> None:
         manifest = Manifest.read(bundle)
@@ -81,15 +87,17 @@ class LLM:
         for name, value in counts.items():
             if value is not None or name == "prefill_chunk":
                 _check_count(name, value)
-        if prefix_cache_bytes != 0:
-            _check_count("prefix_cache_bytes", prefix_cache_bytes, MOST_BYTES)
+        for name, value in {"prefix_cache_bytes": prefix_cache_bytes, "ngram_cache_bytes": ngram_cache_bytes}.items():
+            if value != 0:
+                _check_count(name, value, MOST_BYTES)
         self._scheduler = Scheduler(
             manifest.slots, manifest.window, prefill_chunk, max_batch, max_waiting, self._restore
         )
         self.tokenizer = Tokenizer.open(Path(bundle))
         self._chat_template = ChatTemplate.open(Path(bundle))
         options = EngineOptions.of(threads=threads, **engine_options)
-        self._runner: ModelRunner | None = ModelRunner.open(bundle, engine, checkpoint, options=options)
+        rows = {"ngram_table": ngram_table, "ngram_cache_bytes": ngram_cache_bytes}
+        self._runner: ModelRunner | None = ModelRunner.open(bundle, engine, checkpoint, options=options, **rows)
         self.manifest = self._runner.manifest
         self._score_chunk = self._fit(self._runner, prefill_chunk, max_batch)
         block = self.manifest.config.indexer_compress_ratio

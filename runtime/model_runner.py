@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.engines.base import Array, Engine, numpy_dtype
 from flashnext.runtime.engines.engine_set import EngineOptions, StepLimits, open_engines
 from flashnext.runtime.hand_over import HandOver
-from flashnext.runtime.ngram import MappedRows, RowSource
-from flashnext.runtime.wait_histogram import WaitHistogram
+from flashnext.runtime.ngram import HostRows, RowsAhead, RowSource, Upcoming
+from flashnext.runtime.ngram_memory import check_room, table_bytes
+from flashnext.runtime.row_metrics import RowCounts, RowMetrics
 
 FED_ROLES = ("step", "rows", "edge")
 Ints = NDArray[np.int32]
@@ -84,9 +86,10 @@ class ModelRunner:
         self._engines = engines
         self._close = close
         self._row_sources = row_sources
+        self._rows_ahead = RowsAhead(row_sources)
         self._hand_over = HandOver(manifest)
-        self.row_waits = WaitHistogram()
-        """How long bodies waited for n-gram rows, after their heads were started."""
+        self._metrics = RowMetrics()
+        self._counted = RowCounts()
 
     @classmethod
     def open(
@@ -96,35 +99,58 @@ class ModelRunner:
         checkpoint: str | Path | None = None,
         threads: int | None = None,
         options: EngineOptions | None = None,
+        ngram_table: str = "mapped",
+        ngram_cache_bytes: int = 0,
     ) -> ModelRunner:
         """Open a bundle; `checkpoint` overrides where its weights are. `threads` is short for that option.
+
+        `ngram_table` is how the n-gram tables are kept (`flashnext.runtime.ngram_memory`), `ngram_cache_bytes` memory
+        for rows of a mapped one that were read before.
 
         Raises:
             BundleError: the bundle is damaged, or its checkpoint has moved or changed.
             EngineError: the engine is not installed or does not fit.
+            RequestError: the tables do not fit into memory.
         """
         folder = Path(bundle)
         manifest = Manifest.read(folder)
         weights_from = open_checkpoint(manifest, checkpoint)
         _check_ngrams(manifest, weights_from, folder)
-        opened = open_engines(engine, folder, manifest, weights_from, options or EngineOptions(threads))
-        sources = {n.input: MappedRows.open(n, weights_from, manifest.dtype) for n in manifest.ngrams}
+        check_room(ngram_table, table_bytes(manifest.ngrams, weights_from), ngram_cache_bytes)
+        sources: dict[str, RowSource] = {}
+        with ExitStack() as undo:
+            for n in manifest.ngrams:
+                sources[n.input] = HostRows.open(n, weights_from, manifest.dtype, ngram_table, ngram_cache_bytes)
+                undo.callback(sources[n.input].close)
+            opened = open_engines(engine, folder, manifest, weights_from, options or EngineOptions(threads))
+            undo.pop_all()
         return cls(manifest, opened.engines, opened.states, sources, opened.limits, opened.close)
 
-    def step(self, batch: StepBatch) -> StepOutput:
-        """Run one step; states of the batch's slots change in place."""
+    def step(self, batch: StepBatch, upcoming: Upcoming | None = None) -> StepOutput:
+        """Run one step; states of the batch's slots change in place.
+
+        The n-gram rows of `upcoming`, a step that is expected later, are fetched meanwhile.
+        """
         values = _batch_values(batch)
-        tickets = {
-            name: source.submit(batch.token_ids, batch.context, batch.new_len)
-            for name, source in self._row_sources.items()
-        }
+        tickets, were_ahead = self._rows_ahead.take(Upcoming(batch.token_ids, batch.context, batch.new_len))
+        if upcoming is not None:
+            self._rows_ahead.fetch(upcoming)  # behind this step's own
         if "head" in self._engines:
             values.update(self._run("head", values))
         start = time.perf_counter()
         values.update({name: ticket.wait() for name, ticket in tickets.items()})
-        self.row_waits.add(time.perf_counter() - start)
+        waits = self._metrics.decode if batch.token_ids.shape[1] <= self.manifest.window else self._metrics.prefill
+        waits.add(time.perf_counter() - start)
+        self._metrics.fetched_ahead += were_ahead
         out = self._run("body", values)
         return StepOutput(out["logits"], self._hand_over.packed("hidden", out))
+
+    def take_row_metrics(self) -> RowMetrics:
+        """How steps since the last call waited for their n-gram rows, and what was gathered."""
+        counts = sum((source.counts() for source in self._row_sources.values()), RowCounts())
+        taken, self._metrics = self._metrics, RowMetrics()
+        taken.counts, self._counted = counts - self._counted, counts
+        return taken
 
     @property
     def has_mtp(self) -> bool:
@@ -184,6 +210,7 @@ class ModelRunner:
         for source in self._row_sources.values():
             source.close()
         self._engines, self._row_sources, self.states = {}, {}, {}
+        self._rows_ahead = RowsAhead({})
         self._close()
         self._close = lambda: None
 

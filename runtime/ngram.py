@@ -5,13 +5,14 @@ reads `heads` rows per token. The history comes from the tokens themselves, kept
 what a device saw: a drafted token that was rejected cannot be in it.
 
 A `RowSource` takes one step's tokens and returns a ticket at once; the rows are fetched while the head graph runs
-and collected before the body. `MappedRows` is the plain implementation.
+and collected before the body. `HostRows` is the plain implementation; `RowsAhead` keeps what was asked for before its
+step began.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,7 +23,10 @@ from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.graphs.manifest import NgramSpec
 from flashnext.runtime.engines.base import Array, numpy_dtype
 from flashnext.runtime.ngram_core.library import NgramCore, threads_for
-from flashnext.runtime.ngram_table import MappedTable
+from flashnext.runtime.ngram_memory import TableMemory
+from flashnext.runtime.ngram_table import NgramTable
+from flashnext.runtime.row_metrics import RowCounts
+from flashnext.runtime.row_worker import RowWorker
 
 Ints = NDArray[np.int64]
 ROWS_AT_ONCE = 1024
@@ -63,21 +67,17 @@ class Ticket(Protocol):
 class RowSource(Protocol):
     """Finds the rows of one n-gram layer."""
 
-    def submit(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any]) -> Ticket:
-        """Start fetching the rows of a step's valid tokens (`new_len` of each sequence); returns at once."""
+    def submit(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any], ahead: bool = False) -> Ticket:
+        """Start fetching the rows of a step's valid tokens (`new_len` of each sequence); returns at once.
+
+        `ahead`: the step has not begun, so there is time until the ticket is asked.
+        """
+
+    def counts(self) -> RowCounts:
+        """What was gathered so far."""
 
     def close(self) -> None:
         """Let go of threads and files."""
-
-
-class FutureTicket:
-    """Ticket of a fetch on another thread."""
-
-    def __init__(self, future: Future[Array]) -> None:
-        self._future = future
-
-    def wait(self) -> Array:
-        return self._future.result()
 
 
 class DeferredTicket:
@@ -94,30 +94,52 @@ class DeferredTicket:
         return self._fetch()
 
 
-class MappedRows:
-    """Gathers rows straight from the memory-mapped shards; the table is never copied.
+class HostRows:
+    """Gathers rows straight from where the shards are; a mapped table is never copied.
 
-    Long steps are read on a thread of its own while the head graph runs, short ones once that has been started. Native
-    code does it where it can be compiled (`flashnext.runtime.ngram_core`), numpy elsewhere.
+    Long steps and what is asked for ahead are read on a thread of their own while a graph runs, short steps once
+    their head has been started. Native code does it where it can be compiled (`flashnext.runtime.ngram_core`), numpy
+    elsewhere.
     """
 
-    def __init__(self, spec: NgramSpec, table: MappedTable, dtype: str, native: bool = True) -> None:
-        """`dtype` is what the graph takes; without `native`, numpy does the work."""
+    def __init__(
+        self,
+        spec: NgramSpec,
+        table: NgramTable,
+        dtype: str,
+        native: bool = True,
+        memory: TableMemory | None = None,
+        cache_bytes: int = 0,
+    ) -> None:
+        """`dtype` is what the graph takes; without `native`, numpy does the work. `memory` is closed with the rows.
+
+        `cache_bytes` is memory for rows of a mapped table that were read before (native code only).
+        """
         self.spec = spec
         self.table = table
         self._dtype = numpy_dtype(dtype)
-        self._core = NgramCore.open(table) if native else None
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"ngram-{spec.layer}")
+        self._memory = memory
+        self._core = NgramCore.open(table, cache_bytes) if native else None
+        self._worker = RowWorker(f"ngram-{spec.layer}")
+        self._plain_counts = RowCounts()
 
     @classmethod
-    def open(cls, spec: NgramSpec, checkpoint: Checkpoint, dtype: str) -> MappedRows:
-        """Map the tensors that the manifest lists."""
-        return cls(spec, MappedTable.open(spec, checkpoint, dtype), dtype)
+    def open(
+        cls, spec: NgramSpec, checkpoint: Checkpoint, dtype: str, kept: str = "mapped", cache_bytes: int = 0
+    ) -> HostRows:
+        """The rows of the tensors that the manifest lists, kept as `flashnext.runtime.ngram_memory` says."""
+        memory = TableMemory(kept)
+        try:
+            table = NgramTable.open(spec, checkpoint, dtype, memory)
+        except BaseException:
+            memory.close()
+            raise
+        return cls(spec, table, dtype, memory=memory, cache_bytes=cache_bytes)
 
-    def submit(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any]) -> Ticket:
-        if tokens.size * len(self.spec.head_sizes) < ROWS_AT_ONCE:
+    def submit(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any], ahead: bool = False) -> Ticket:
+        if not ahead and tokens.size * len(self.spec.head_sizes) < ROWS_AT_ONCE:
             return DeferredTicket(partial(self.rows, tokens, context, new_len))
-        return FutureTicket(self._worker.submit(self.rows, tokens.copy(), context.copy(), new_len.copy()))
+        return self._worker.submit(partial(self.rows, tokens.copy(), context.copy(), new_len.copy()))
 
     def rows(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any]) -> Array:
         """The rows of one step, at once."""
@@ -126,8 +148,54 @@ class MappedRows:
         heads, columns = len(self.spec.head_sizes), self.spec.columns
         valid = np.arange(tokens.shape[1]) < np.asarray(new_len)[:, None]
         out = np.zeros((*tokens.shape, heads, columns), self._dtype)
-        out[valid] = self.table.gather(ids(self.spec, tokens, context)[valid].reshape(-1)).reshape(-1, heads, columns)
+        wanted = ids(self.spec, tokens, context)[valid].reshape(-1)
+        out[valid] = self.table.gather(wanted).reshape(-1, heads, columns)
+        self._plain_counts += RowCounts(len(wanted), len(wanted) * self.table.row_bytes)
         return out.reshape(*tokens.shape, heads * columns)
 
+    def counts(self) -> RowCounts:
+        return self._plain_counts if self._core is None else self._core.counts()
+
     def close(self) -> None:
-        self._worker.shutdown()
+        self._worker.close()
+        if self._memory is not None:
+            self._memory.close()
+
+
+@dataclass(frozen=True)
+class Upcoming:
+    """Tokens that a later step will run, by what their rows depend on: fields as in `StepBatch`."""
+
+    token_ids: NDArray[Any]
+    context: NDArray[Any]
+    new_len: NDArray[Any]
+
+    def same_as(self, other: Upcoming) -> bool:
+        """Whether the rows are the same."""
+        pairs = ((self.token_ids, other.token_ids), (self.context, other.context), (self.new_len, other.new_len))
+        return all(np.array_equal(a, b) for a, b in pairs)
+
+
+class RowsAhead:
+    """Rows of the step that is to come, or of a later one; one at a time."""
+
+    def __init__(self, sources: Mapping[str, RowSource]) -> None:
+        self._sources = sources
+        self._upcoming: Upcoming | None = None
+        self._tickets: dict[str, Ticket] = {}
+
+    def fetch(self, upcoming: Upcoming) -> None:
+        """Start fetching, unless that is under way; what was fetched for another step is forgotten."""
+        if self._upcoming is not None and self._upcoming.same_as(upcoming):
+            return
+        self._upcoming, self._tickets = upcoming, self._submit(upcoming, ahead=True)
+
+    def take(self, step: Upcoming) -> tuple[dict[str, Ticket], bool]:
+        """The tickets of a step that begins, and whether its rows had been asked for before."""
+        if self._upcoming is not None and self._upcoming.same_as(step):
+            tickets, self._upcoming, self._tickets = self._tickets, None, {}
+            return tickets, True
+        return self._submit(step), False
+
+    def _submit(self, step: Upcoming, ahead: bool = False) -> dict[str, Ticket]:
+        return {n: s.submit(step.token_ids, step.context, step.new_len, ahead) for n, s in self._sources.items()}

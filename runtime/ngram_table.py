@@ -1,4 +1,4 @@
-"""The n-gram table in the checkpoint's mapped shards: rows by number, dequantized where they are written.
+"""The n-gram table: rows by number, dequantized where they are written, wherever the shards are (`ngram_memory`).
 
 Plain tables are BF16, F16 or F32. An FP8 table has one scale: value = code * scale. An NVFP4 table packs two codes into
 a byte; every 16 columns of a row have an E4M3 scale, the table another one (`flashnext.export.number_formats`).
@@ -17,6 +17,7 @@ from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import NgramSpec
 from flashnext.runtime.engines.base import Array, numpy_dtype
+from flashnext.runtime.ngram_memory import TableMemory
 
 Ints = NDArray[np.int64]
 STORED_DTYPES = {"plain": ("float32", "float16", "bfloat16"), "fp8": ("float8_e4m3fn",), "nvfp4": ("uint8",)}
@@ -24,36 +25,53 @@ NAN_CODE = 0x7F
 """E4M3 scales from here on are NaN or negative."""
 
 
-class MappedTable:
+class NgramTable:
     """Rows of one layer's table; nothing but the rows that are asked for is read."""
 
     def __init__(
-        self, spec: NgramSpec, shards: Sequence[Array], dtype: str, row_scales: Sequence[Array] = (), scale: float = 1.0
+        self,
+        spec: NgramSpec,
+        shards: Sequence[Array],
+        dtype: str,
+        row_scales: Sequence[Array] = (),
+        scale: float = 1.0,
+        storage: str = "resident",
     ) -> None:
         """`shards` are the table's parts [rows, columns] in order (NVFP4: [rows, columns / 2]), with their scales.
+
+        `storage` says whether a row may have to be read from a file: "resident" (never), "mapped", or "mapped, untold"
+        (the system does not say which pages are in memory).
 
         Raises:
             CheckpointError: parts that do not form the table, or a scale that is no scale.
         """
         _check(spec, shards, row_scales, scale)
         self.spec = spec
+        self.storage = storage
         self.dtype = numpy_dtype(dtype)
         self.shards = [number_formats.codes(s) for s in shards] if spec.form == "fp8" else list(shards)
         self.row_scales = [number_formats.codes(s) for s in row_scales]
         self.scale = np.array(scale, np.float32)
         self.values = (number_formats.E4M3 * self.scale).astype(self.dtype)  # of each FP8 code
         self._starts = np.cumsum([0, *(len(s) for s in shards)])
+        self.row_bytes = sum(parts[0][:1].nbytes for parts in (self.shards, self.row_scales) if parts)
+        """Of one row as stored, with its scales."""
 
     @classmethod
-    def open(cls, spec: NgramSpec, checkpoint: Checkpoint, dtype: str) -> MappedTable:
-        """Map the tensors that the manifest lists."""
-        wanted = (*spec.shards, *spec.row_scales, *([spec.scale] if spec.scale else []))
-        missing = [name for name in wanted if name not in checkpoint.tensors]
+    def open(cls, spec: NgramSpec, checkpoint: Checkpoint, dtype: str, memory: TableMemory | None = None) -> NgramTable:
+        """The tensors that the manifest lists, where `memory` keeps them (mapped, when None).
+
+        Raises:
+            CheckpointError: a tensor is missing, or they do not form the table.
+        """
+        names = (*spec.shards, *spec.row_scales, *([spec.scale] if spec.scale else []))
+        missing = [name for name in names if name not in checkpoint.tensors]
         if missing:
             raise CheckpointError(f"The checkpoint lacks {missing[0]} of the n-gram table. Export the bundle again.")
-        shards, row_scales = (list(map(checkpoint.array, names)) for names in (spec.shards, spec.row_scales))
+        memory = memory or TableMemory()
+        shards, row_scales = (memory.place(checkpoint, names) for names in (spec.shards, spec.row_scales))
         scale = float(checkpoint.array(spec.scale).astype(np.float32).item()) if spec.scale else 1.0
-        return cls(spec, shards, dtype, row_scales, scale)
+        return cls(spec, shards, dtype, row_scales, scale, memory.storage)
 
     def gather(self, row_ids: Ints) -> Array:
         """Rows [len(row_ids), columns] in the graph's dtype: one indexed read per shard that is touched."""

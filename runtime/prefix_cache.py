@@ -10,8 +10,9 @@ prompt's end, the end of the generation (the next turn of a chat starts with it)
 prompt has reached as well. Of what is addressed by position only the used part is copied. The least recently used go
 first.
 
-A request that drafts takes only what the draft layer had seen to the end. The layer's last place has met the token that
-came next when it was saved; where another one follows now, drafts may differ; only texts with drawn ones show it.
+A request that drafts takes only what the draft layer had seen to the end; so the layer is brought up to the end of a
+generation before that is saved. The layer's last place has met the token that came next when it was saved; where
+another one follows now, drafts may differ; only texts with drawn ones show it.
 
 A restored start gives the states bit by bit; the rest of the prompt is cut into chunks from there on, so sums may round
 otherwise than in a run from the start.
@@ -65,6 +66,11 @@ class PrefixCache:
         """How many snapshots there are of each length."""
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self.used_bytes = 0
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is ever kept."""
+        return self._limit > 0
 
     def save_chunk(self, sequence: Sequence) -> None:
         """Save the end of a chunk of a prompt, if another prompt has come to the same one before."""

@@ -46,9 +46,14 @@ class Piece:
 
 
 def read_into_place(
-    pieces: Iterable[Piece], progress: Callable[[int], object] = lambda count: None, threads: int = THREADS
+    pieces: Iterable[Piece],
+    progress: Callable[[int], object] = lambda count: None,
+    threads: int = THREADS,
+    keep_cached: bool = True,
 ) -> None:
     """Fill every piece's target; `progress` is told the bytes of each call when it is done.
+
+    Without `keep_cached` the page cache forgets what has been read: it would only push out what is still needed.
 
     Raises:
         CheckpointError: a file that cannot be read, or that ends before its pieces do.
@@ -57,11 +62,11 @@ def read_into_place(
     calls = _calls(part for piece in ordered for part in _cut(piece))
     with ThreadPoolExecutor(threads, thread_name_prefix="read") as pool:
         # Only a few calls wait in line, so an error ends the work at once.
-        under_way = {pool.submit(_read, call) for call in islice(calls, 2 * threads)}
+        under_way = {pool.submit(_read, call, keep_cached) for call in islice(calls, 2 * threads)}
         while under_way:
             done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
             _report(done, progress)
-            under_way |= {pool.submit(_read, call) for call in islice(calls, len(done))}
+            under_way |= {pool.submit(_read, call, keep_cached) for call in islice(calls, len(done))}
 
 
 def _report(done: Iterable[Future[int]], progress: Callable[[int], object]) -> None:
@@ -93,11 +98,11 @@ def _calls(parts: Iterator[Piece]) -> Iterator[list[Piece]]:
         yield call
 
 
-def _read(call: list[Piece]) -> int:
+def _read(call: list[Piece], keep_cached: bool) -> int:
     """Read one run of a file into its targets; returns its bytes."""
     buffers = [p.target if p.target.dtype == p.dtype else np.empty(p.target.size, p.dtype) for p in call]
     try:
-        _fill(call[0].file, call[0].offset, [b.view(np.uint8).data for b in buffers])
+        _fill(call[0].file, call[0].offset, [b.view(np.uint8).data for b in buffers], keep_cached)
     except OSError as cause:
         raise CheckpointError(f"{call[0].file} cannot be read ({cause.strerror or cause}).") from None
     for piece, buffer in zip(call, buffers, strict=True):
@@ -106,8 +111,9 @@ def _read(call: list[Piece]) -> int:
     return sum(p.nbytes for p in call)
 
 
-def _fill(file: Path, offset: int, views: list[memoryview]) -> None:
+def _fill(file: Path, offset: int, views: list[memoryview], keep_cached: bool) -> None:
     descriptor = os.open(file, os.O_RDONLY)
+    start = offset
     try:
         while views:
             count = os.preadv(descriptor, views, offset)
@@ -115,6 +121,8 @@ def _fill(file: Path, offset: int, views: list[memoryview]) -> None:
                 raise CheckpointError(f"{file} ends at byte {offset:,} before its tensors do. Download it again.")
             offset += count
             views = _rest(views, count)
+        if not keep_cached:
+            os.posix_fadvise(descriptor, start, offset - start, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
 

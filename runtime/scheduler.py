@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flashnext.export.errors import RequestError
-from flashnext.runtime.sequence import Row, Sequence, Step
+from flashnext.runtime.sequence import Chunk, Row, Sequence, Step
 
 
 class Scheduler:
@@ -90,11 +90,17 @@ class Scheduler:
         self._decoded_last = bool(decoding) and not (prefilling and self._decoded_last)
         if self._decoded_last:
             rows = tuple(Row(s, 1, tuple(s.drafts)) for s in decoding)
-            return Step(rows, max(row.columns for row in rows))
+            coming = self._chunk_at(prefilling, 0) if prefilling else None
+            return Step(rows, max(row.columns for row in rows), coming)
         if prefilling is None:
             return None
         length = min(prefilling.waiting_tokens, self._chunk)
-        return Step((Row(prefilling, length),), length)
+        return Step((Row(prefilling, length),), length, self._chunk_at(prefilling, length))
+
+    def _chunk_at(self, sequence: Sequence, ahead: int) -> Chunk | None:
+        """The chunk that begins so many tokens ahead, if the prompt goes on there."""
+        length = min(sequence.waiting_tokens - ahead, self._chunk)
+        return Chunk(sequence, sequence.past + ahead, length) if length > 0 else None
 
     def ran(self, step: Step) -> None:
         """Record that a planned step ran."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from flashnext.export.errors import RequestError
 from flashnext.runtime.decode_loop import ngram_history
 from flashnext.runtime.model_runner import ModelRunner, StepOutput
-from flashnext.runtime.sequence import Row, Step
+from flashnext.runtime.sequence import Chunk, Row, Step
 from flashnext.runtime.sequence import Sequence as TokenSequence
 
 Logits = NDArray[np.float32]
@@ -59,5 +59,8 @@ def chunks(
     sequence = TokenSequence(list(tokens), slot=slot)
     while sequence.waiting_tokens:
         start, length = sequence.past, min(chunk, sequence.waiting_tokens)
-        yield start, runner.step(Step((Row(sequence, length),), length).batch(context, eos, all_logits))
+        following = min(chunk, sequence.waiting_tokens - length)
+        upcoming = Chunk(sequence, start + length, following).upcoming(context, eos) if following else None
+        batch = Step((Row(sequence, length),), length).batch(context, eos, all_logits)
+        yield start, runner.step(batch, upcoming)
         sequence.ran(length, length, runner.manifest.window)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flashnext.runtime.model_runner import Ints, StepBatch
+from flashnext.runtime.ngram import Upcoming
 from flashnext.runtime.speculation.draft import Draft
 
 
@@ -59,6 +60,15 @@ class Sequence:
         self.pending = length if width <= window else 0
         self.drafts = []
 
+    def leave_last_to_run(self) -> None:
+        """At the end of a text: count its last token as not run, if it was run as a draft.
+
+        The draft layer takes a place with the token after it, so it can only keep up with a text that has one more.
+        """
+        if not self.waiting_tokens:
+            self.past -= 1
+            self.pending -= 1
+
     def keep(self, token: int, drafted: bool) -> None:
         """Append a token of the text. One that the last step ran as a draft has been run already."""
         self.tokens.append(token)
@@ -87,11 +97,31 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """Tokens of a prompt, `length` from place `start`."""
+
+    sequence: Sequence
+    start: int
+    length: int
+
+    def upcoming(self, ngram_context: int, eos: int) -> Upcoming:
+        """What its n-gram rows depend on."""
+        tokens = self.sequence.tokens
+        return Upcoming(
+            token_ids=np.array([tokens[self.start : self.start + self.length]], np.int32),
+            context=np.array([context(tokens, self.start, ngram_context, eos)], np.int64),
+            new_len=np.array([self.length], np.int32),
+        )
+
+
+@dataclass(frozen=True)
 class Step:
     """A planned step: `width` token columns (S), one row per sequence."""
 
     rows: tuple[Row, ...]
     width: int
+    chunk: Chunk | None = None
+    """A chunk of a prompt that a later step will run."""
 
     def batch(self, ngram_context: int, eos: int, all_logits: bool = False) -> StepBatch:
         """The step's arrays; logits are wanted for each row's last token and drafts, or for all tokens."""

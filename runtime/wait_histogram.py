@@ -18,6 +18,15 @@ class WaitHistogram:
         self.seconds += seconds
         self.counts[min(int(seconds * 1e6).bit_length(), BUCKETS - 1)] += 1
 
+    def merge(self, other: WaitHistogram) -> None:
+        """Add the times of another histogram."""
+        self.seconds += other.seconds
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+
+    def quantiles_ms(self) -> dict[str, float]:
+        """Milliseconds that 50, 95 and 99 percent of the times do not reach."""
+        return {f"p{q}": self.quantile(q / 100) * 1e3 for q in (50, 95, 99)}
+
     @property
     def count(self) -> int:
         return sum(self.counts)

@@ -38,7 +38,7 @@ from flashnext.export.residual_scales import last_store
 from flashnext.runtime.engines.base import Engine
 from flashnext.runtime.engines.torch_engine import TorchEngine
 from flashnext.runtime.model_runner import ModelRunner, StepBatch
-from flashnext.runtime.ngram import MappedRows
+from flashnext.runtime.ngram import HostRows
 from flashnext.runtime.states import allocate_states
 from flashnext.runtime.weights import load_weights
 
@@ -218,7 +218,7 @@ class ResidualModel:
             if isinstance(engine.module, Mtp):
                 weight, eps = engine.module.mtp.pre_fc_norm_hidden.weight, self.config.rms_norm_eps
                 self._draft_reader = partial(_normalised, weight=weight, eps=eps)
-        rows = {n.input: MappedRows.open(n, checkpoint, manifest.dtype) for n in manifest.ngrams}
+        rows = {n.input: HostRows.open(n, checkpoint, manifest.dtype) for n in manifest.ngrams}
         self._runner = ModelRunner(manifest, engines, states, rows)
 
     @classmethod

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashnext.export.progress import progress_bar
+from flashnext.runtime.cli.bench_plot import write_plot
 from flashnext.runtime.cli.engine_options import add_engine_options, engine_options
+from flashnext.runtime.cli.ngram_options import add_ngram_options, given_ngram_options
 from flashnext.runtime.cli.parser import Commands, Parser, whole_number
 from flashnext.runtime.cli.table import render
 from flashnext.runtime.speculation.draft import DRAFTERS
@@ -27,6 +29,7 @@ examples:
   flashnext bench BUNDLE --prompt-length 128 1024 --batch 1 4 --output-tokens 64
   flashnext bench BUNDLE --text book.txt --draft-tokens 4      prompts from a text, with speculation
   flashnext bench BUNDLE --against transformers                the same loads there, on the same checkpoint
+  flashnext bench BUNDLE --batch 1 2 4 --plot bench.svg        a picture of it
 """
 
 MAX_TOKENS = 1 << 20
@@ -51,7 +54,19 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     add_engine_options(add)
     add("--against", choices=("transformers",), help="measure this too, on the same checkpoint and prompts")
     add("--json", action="store_true", help="print one JSON object")
+    add("--plot", type=svg_file, metavar="FILE.svg", help="draw the results too")
+    add_ngram_options(parser)
     return parser
+
+
+def svg_file(text: str) -> Path:
+    """Converter for the plot's file."""
+    path = Path(text)
+    if path.suffix != ".svg":
+        raise argparse.ArgumentTypeError(f"plots are SVG; name a file such as bench.svg, not {text!r:.80}")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no file in a folder that exists")
+    return path
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -60,8 +75,8 @@ def execute(arguments: argparse.Namespace) -> int:
     from flashnext.runtime.engines.engine_set import EngineOptions
     from flashnext.runtime.model_runner import ModelRunner
 
-    options = EngineOptions(**engine_options(arguments))
-    runner = ModelRunner.open(arguments.bundle, arguments.engine, arguments.checkpoint, options=options)
+    options = {"options": EngineOptions(**engine_options(arguments)), **given_ngram_options(arguments)}
+    runner = ModelRunner.open(arguments.bundle, arguments.engine, arguments.checkpoint, **options)
     rows: list[dict[str, Any]] = []
     try:
         text, loads = _text(arguments), _loads(arguments, runner)
@@ -76,6 +91,8 @@ def execute(arguments: argparse.Namespace) -> int:
     finally:
         runner.close()
     print(json.dumps({"loads": rows}) if arguments.json else _table(rows))
+    if arguments.plot:
+        write_plot(rows, arguments.plot)
     return 0
 
 
@@ -116,10 +133,10 @@ def _text(arguments: argparse.Namespace) -> list[int]:
 
 def _table(rows: list[dict[str, Any]]) -> str:
     header = ["engine", "prompt", "batch", "first token ms", "per token ms p50", "p95", "p99", "tokens/s"]
-    header += ["row wait p50", "p99", "tokens a verification"]
+    header += ["tokens a verification"]
     lines = []
     for row in rows:
-        waits, per_token = row.get("row_wait_ms", {}), row["per_token_ms"]
+        per_token = row["per_token_ms"]
         lines.append([
             row["engine"],
             str(row["prompt_length"]),
@@ -127,7 +144,29 @@ def _table(rows: list[dict[str, Any]]) -> str:
             f"{row['first_token_ms']['p50']:.1f}",
             *(f"{per_token[q]:.2f}" for q in ("p50", "p95", "p99")),
             f"{row['tokens_per_second']:.1f}",
-            *(f"{waits[q]:.3f}" if waits else "" for q in ("p50", "p99")),
             f"{row['acceptance_length']:.2f}" if "acceptance_length" in row else "",
+        ])  # fmt: skip
+    return "\n\n".join([render(header, lines), *([_row_table(rows)] if any("ngram_rows" in r for r in rows) else [])])
+
+
+def _row_table(rows: list[dict[str, Any]]) -> str:
+    """What the n-gram rows cost, and where they came from."""
+    header = ["n-gram rows of", "batch", "decode wait ms p50", "p99", "chunk wait ms p50", "p99", "chunks ahead"]
+    header += ["rows", "MB", "hot", "in memory"]
+    lines = []
+    for row in rows:
+        if "ngram_rows" not in row:
+            continue
+        facts = row["ngram_rows"]
+        waits = [facts[kind][q] for kind in ("decode_wait_ms", "prefill_wait_ms") for q in ("p50", "p99")]
+        lines.append([
+            f"prompt {row['prompt_length']}",
+            str(row["batch"]),
+            *(f"{wait:.3f}" for wait in waits),
+            str(facts["chunks_fetched_ahead"]),
+            f"{facts['rows']:,}",
+            f"{facts['bytes'] / 1e6:.1f}",
+            f"{facts['hot']:.1%}",
+            f"{facts['in_memory']:.1%}",
         ])  # fmt: skip
     return render(header, lines)

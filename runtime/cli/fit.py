@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import re
 from collections import Counter
 from typing import Any
 
@@ -11,10 +9,9 @@ from flashnext.export.checkpoint.forms import FP8, NVFP4, PLAIN
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.graphs.io import BuildOptions
 from flashnext.export.residency import FORM_NAMES, residency
-from flashnext.runtime.cli.parser import Parser, whole_number
+from flashnext.runtime.cli.parser import Parser, byte_count, whole_number
 from flashnext.runtime.cli.table import amount_of_bytes, render
 
-UNITS = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
 TABLE_NAMES = {PLAIN: "unquantized", FP8: "FP8", NVFP4: "NVFP4"}
 ACTIVATIONS = "bfloat16"
 """Of the states on a GPU."""
@@ -28,14 +25,6 @@ def add_options(parser: Parser) -> None:
     add("--slots", type=whole_number(1), metavar="N", default=kept.slots, help="texts under way at once (default: 4)")
     capacity = f"longest text of a slot (default: {kept.capacity})"
     add("--capacity", type=whole_number(1), metavar="TOKENS", default=kept.capacity, help=capacity)
-
-
-def byte_count(text: str) -> int:
-    """Converter for an option that takes an amount of memory."""
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([MGT]?I?)B?", text.strip().upper())
-    if not match or match[2] not in UNITS:
-        raise argparse.ArgumentTypeError(f"expected an amount of memory such as 141G or 131GiB, found {text!r}")
-    return int(float(match[1]) * UNITS[match[2]])
 
 
 def variant(checkpoint: Checkpoint) -> str:

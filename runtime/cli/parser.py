@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from flashnext.export.errors import FlashNextError
+
+UNITS = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
 
 
 class UsageError(FlashNextError):
@@ -86,6 +89,14 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
         return value
 
     return convert
+
+
+def byte_count(text: str) -> int:
+    """Converter for an option that takes an amount of memory."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([MGT]?I?)B?", text.strip().upper())
+    if not match or match[2] not in UNITS:
+        raise argparse.ArgumentTypeError(f"expected an amount of memory such as 141G or 131GiB, found {text!r:.80}")
+    return int(float(match[1]) * UNITS[match[2]])
 
 
 def check_folder(option: str, name: str | None) -> None:

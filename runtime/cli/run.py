@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashnext.export.progress import progress_bar
 from flashnext.runtime.cli.engine_options import add_engine_options, engine_options
+from flashnext.runtime.cli.ngram_options import add_ngram_options, given_ngram_options
 from flashnext.runtime.cli.parser import Commands, Parser, UsageError, token_ids
 from flashnext.runtime.cli.prompts import Prompt, read_line, read_prompt, system_messages, to_tokens
 from flashnext.runtime.cli.sampling_options import add_sampling_options, given_sampling
@@ -43,6 +44,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     group.add_argument("--chat", action="store_true", help="the prompt is a user's turn, put into the chat template")
     group.add_argument("--system", metavar="TEXT", help="with --chat: the system message")
     add_sampling_options(parser)
+    add_ngram_options(parser)
     add = parser.add_argument_group("engine and output").add_argument
     add_engine_options(add)
     add("--json", action="store_true", help="print one JSON object at the end instead of streaming")
@@ -58,7 +60,8 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UsageError("--logprobs needs --json, which has a place for them.")
     prompt = read_prompt(arguments)
     start = time.perf_counter()
-    with LLM(arguments.bundle, arguments.engine, arguments.checkpoint, **engine_options(arguments)) as llm:
+    options = engine_options(arguments) | given_ngram_options(arguments)
+    with LLM(arguments.bundle, arguments.engine, arguments.checkpoint, **options) as llm:
         _remark(f"loaded in {time.perf_counter() - start:.2f} s")
         if prompt is None:
             _converse(llm, params, arguments)

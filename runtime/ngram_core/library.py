@@ -2,6 +2,7 @@
 
     core = NgramCore.open(table)      # None where it cannot serve: no compiler, or formats that only numpy converts
     rows = core.rows(tokens, context, new_len)
+    core.counts()                     # what all calls did
 
 The library is compiled by g++ once, into the cache folder of the kernels' host execution. `FLASHNEXT_NATIVE=0` in the
 environment keeps to numpy.
@@ -10,6 +11,7 @@ environment keeps to numpy.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -25,13 +27,15 @@ from flashnext.export import number_formats
 from flashnext.export.errors import CheckpointError, PluginError
 from flashnext.plugins.host_build import cache_folder, compiler, locked, make, source_key
 from flashnext.runtime.engines.base import Array
-from flashnext.runtime.ngram_table import MappedTable
+from flashnext.runtime.ngram_table import NgramTable
+from flashnext.runtime.row_metrics import RowCounts
 
 SOURCE = Path(__file__).parent / "rows.cpp"
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 FORMS = {"plain": 0, "fp8": 1, "nvfp4": 2, "widened": 3}
-"""of rows.cpp; "widened" is a plain BF16 table whose rows are wanted as float32"""
+"""of table.h; "widened" is a plain BF16 table whose rows are wanted as float32"""
 OUTPUTS = {"float32": 0, "bfloat16": 1}
+STORAGES = {"resident": 0, "mapped": 1, "mapped, untold": 2}
 MAX_HEADS = 64
 LOOKUP_BITS = 12
 """The table of shards by row number has at most this many bits of entries, so that it stays in a cache."""
@@ -40,20 +44,42 @@ MAX_WORKSPACES = 8
 FREE_REFERENCES = 3
 """What `sys.getrefcount` says of an array that is held by its list's entry, the loop's name and the call alone."""
 TRUNCATED = -1
+WAYS, MAX_CACHED_BYTES = 8, 4096
+"""of row_cache.h"""
+LINE = 64
+"""Outputs begin at a line of the caches, so that whole lines can be written around them."""
 
 Ints = NDArray[np.int64]
 _ARRAYS = ("multipliers", "head_sizes", "head_offsets", "shards", "row_scales", "starts", "shard_of")
 _POINTERS = (*_ARRAYS, "e4m3", "values")
 
 
+class _Counters(ctypes.Structure):
+    """NgramCounters of table.h."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "bytes", "missing", "hot", "watch"))
+
+
+class _Cache(ctypes.Structure):
+    """RowCache of table.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("tags", "uses", "locks", "rows")),
+        ("sets", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64),
+    )
+
+
 class _Table(ctypes.Structure):
-    """NgramTable of rows.cpp."""
+    """NgramTable of table.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
         ("eos", ctypes.c_int64),
         ("columns", ctypes.c_int64),
-        *((n, ctypes.c_int32) for n in ("size", "heads", "shard_count", "shard_shift", "form", "output")),
+        *((n, ctypes.c_int32) for n in ("size", "heads", "shard_count", "shard_shift", "form", "output", "storage")),
+        ("counters", ctypes.c_void_p),
+        ("cache", _Cache),
         ("scale", ctypes.c_float),
     )
 
@@ -61,10 +87,12 @@ class _Table(ctypes.Structure):
 class NgramCore:
     """The rows of one table. Calls release Python's lock, and any number of threads may call."""
 
-    def __init__(self, library: ctypes.CDLL, table: MappedTable) -> None:
+    def __init__(self, library: ctypes.CDLL, table: NgramTable, cache_bytes: int = 0) -> None:
         self._spec, self._dtype = table.spec, table.dtype
         self._library, self._call = library, library.flashnext_ngram_rows
-        self._arrays, self._table = _describe(table)
+        self._counters = _Counters()
+        self._arrays, self._table = _describe(table, self._counters)
+        self._cache, self._table.cache = _cache_of(table, cache_bytes)
         self._pointer = ctypes.addressof(self._table)
         self._before = len(table.spec.multipliers) - 1
         self._heads = len(table.spec.head_sizes)
@@ -72,10 +100,10 @@ class NgramCore:
         self._workspaces = _Workspaces(self._before, self._heads * table.spec.columns, table.dtype)
 
     @classmethod
-    def open(cls, table: MappedTable) -> NgramCore | None:
-        """The core for a table, or None where numpy has to do."""
+    def open(cls, table: NgramTable, cache_bytes: int = 0) -> NgramCore | None:
+        """The core for a table, or None where numpy has to do; `cache_bytes` is memory for rows of a mapped one."""
         library = load()
-        return cls(library, table) if library is not None and _serves(table) else None
+        return cls(library, table, cache_bytes) if library is not None and _serves(table) else None
 
     def rows(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any], threads: int = 1) -> Array:
         """Rows [B, S, heads * columns] of tokens [B, S] that follow context [B, size - 1]; zeros beyond `new_len` [B].
@@ -94,6 +122,10 @@ class NgramCore:
         if result:
             raise CheckpointError(self._reason(result))
         return out
+
+    def counts(self) -> RowCounts:
+        """What all calls together did."""
+        return RowCounts(self._counters.rows, self._counters.bytes, self._counters.missing, self._counters.hot)
 
     def ids(self, tokens: NDArray[Any], context: NDArray[Any]) -> Ints:
         """Row numbers [B, S, heads], as `flashnext.runtime.ngram.ids`."""
@@ -128,9 +160,15 @@ class _Workspace:
         for out, address in self._outputs:
             if sys.getrefcount(out) == FREE_REFERENCES:
                 return out, address
-        out = np.empty((*self.shape, self._columns), self._dtype)
+        out = _aligned((*self.shape, self._columns), self._dtype)
         self._outputs = [*self._outputs[-1:], (out, out.ctypes.data)]
         return self._outputs[-1]
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    memory = np.empty(math.prod(shape) * dtype.itemsize + LINE, np.uint8)
+    start = -memory.ctypes.data % LINE
+    return memory[start : memory.size - LINE + start].view(dtype).reshape(shape)
 
 
 class _Workspaces:
@@ -186,7 +224,7 @@ def declared(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-def _serves(table: MappedTable) -> bool:
+def _serves(table: NgramTable) -> bool:
     """Whether rows.cpp has this conversion."""
     spec, dtype = table.spec, table.dtype.name
     plain = _form(table) != "plain" or all(s.dtype == table.dtype for s in table.shards)
@@ -195,13 +233,13 @@ def _serves(table: MappedTable) -> bool:
     return dtype in OUTPUTS and plain and groups and together and len(spec.head_sizes) <= MAX_HEADS
 
 
-def _form(table: MappedTable) -> str:
+def _form(table: NgramTable) -> str:
     stored = {s.dtype.name for s in table.shards}
     widened = table.spec.form == "plain" and stored == {"bfloat16"} and table.dtype.name == "float32"
     return "widened" if widened else table.spec.form
 
 
-def _describe(table: MappedTable) -> tuple[dict[str, Array], _Table]:
+def _describe(table: NgramTable, counters: _Counters) -> tuple[dict[str, Array], _Table]:
     """The struct, and the arrays that it points to."""
     spec = table.spec
     starts = np.cumsum([0, *(len(s) for s in table.shards)], dtype=np.int64)
@@ -221,7 +259,25 @@ def _describe(table: MappedTable) -> tuple[dict[str, Array], _Table]:
     pointers = {name: array.ctypes.data if array.size else None for name, array in arrays.items()}
     sizes = {"size": len(spec.multipliers), "heads": len(spec.head_sizes), "shard_count": len(table.shards)}
     formats = {"form": FORMS[_form(table)], "output": OUTPUTS[table.dtype.name], "scale": float(table.scale)}
-    return arrays, _Table(**pointers, **sizes, **formats, eos=spec.eos, columns=spec.columns, shard_shift=shift)
+    rest = {"eos": spec.eos, "columns": spec.columns, "storage": STORAGES[table.storage]}
+    counted = ctypes.addressof(counters)
+    return arrays, _Table(**pointers, **sizes, **formats, **rest, shard_shift=shift, counters=counted)
+
+
+def _cache_of(table: NgramTable, limit: int) -> tuple[list[Array], _Cache]:
+    """Memory for rows that were read before, taken as it fills, and the struct that points to it."""
+    way = 8 + 1 + table.row_bytes  # tag, uses, row
+    sets = limit // (WAYS * way + 1)
+    if table.storage == "resident" or sets < 1 or table.row_bytes > MAX_CACHED_BYTES:
+        return [], _Cache()
+    sets = 1 << (sets.bit_length() - 1)
+    arrays: list[Array] = [
+        np.zeros(sets * WAYS, np.int64),
+        np.zeros(sets * WAYS, np.uint8),
+        np.zeros(sets, np.uint8),
+        np.zeros(sets * WAYS * table.row_bytes, np.uint8),
+    ]
+    return arrays, _Cache(*(a.ctypes.data for a in arrays), sets, table.row_bytes)
 
 
 def _addresses(arrays: Sequence[Array]) -> NDArray[np.uint64]:

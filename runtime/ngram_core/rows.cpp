@@ -1,164 +1,41 @@
 // Rows of an n-gram table: token ids in, dequantized rows out, in one pass over the tokens.
 //
 // The rows are scattered over hundreds of gigabytes, so time is waiting for memory. The rows of a token are hashed and
-// prefetched while those of an earlier token are copied; a long step is split over threads, and a table that has to be
-// read from a disk over many, since each waits for its own page.
-//
-// A file that shrinks while it is mapped raises SIGBUS at the read. The handler below returns that as an error of this
-// call; faults elsewhere go to whoever handled them before.
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
+// prefetched while those of an earlier token are copied. A long step is cut into blocks that threads take in turn, so a
+// thread that is held up delays its block and not its share. Pages that are not in memory are asked for some blocks
+// ahead (pages.h); a file that shrinks while it is mapped is an error of the call (faults.h).
 #include <algorithm>
-#include <bit>
-#include <csetjmp>
-#include <csignal>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <system_error>
-#include <thread>
-#include <vector>
+
+#include "faults.h"
+#include "helpers.h"
+#include "numbers.h"
+#include "pages.h"
+#include "row_cache.h"
+#include "table.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 namespace {
 
-enum Form : int32_t { kPlain = 0, kFp8 = 1, kNvfp4 = 2, kWidened = 3 };  // kWidened: BF16 rows, float output
-enum Output : int32_t { kFloat32 = 0, kBFloat16 = 1 };
-
 constexpr int kAhead = 2;  // tokens whose rows are under way; more than the processor tracks gain nothing
-constexpr int kMaxHeads = 64;
-constexpr int kGroup = 16;  // elements that share an NVFP4 scale
 constexpr int kLine = 64;
-constexpr uint8_t kNanCode = 0x7F;  // E4M3 codes from here on are NaN or, as scales, negative
 constexpr int64_t kTruncated = -1;  // the result of a call; a bad scale gives -2 - its shard
-
-const float kE2m1[16] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0f, -0.5, -1, -1.5, -2, -3, -4, -6};
-
-}  // namespace
-
-// Filled by library.py, whose fields have the same order.
-struct NgramTable {
-  const int64_t* multipliers;        // [size]
-  const int64_t* head_sizes;         // [heads]
-  const int64_t* head_offsets;       // [heads]
-  const uint8_t* const* shards;      // [shard_count]
-  const uint8_t* const* row_scales;  // [shard_count], NVFP4 only
-  const int64_t* starts;             // [shard_count + 1] first row of each shard
-  const int32_t* shard_of;           // shard of row (i << shard_shift)
-  const float* e4m3;                 // [256] values of the codes
-  const void* values;                // [256] the same times the scale, in the output's format; FP8 only
-  int64_t eos;
-  int64_t columns;
-  int32_t size;
-  int32_t heads;
-  int32_t shard_count;
-  int32_t shard_shift;
-  int32_t form;
-  int32_t output;
-  float scale;
-};
-
-namespace {
-
-// --- faults of mapped files ------------------------------------------------------------------------
-
-thread_local sigjmp_buf* recovery = nullptr;
-struct sigaction earlier_action;
-
-void on_bus_error(int, siginfo_t*, void*) {
-  if (recovery) siglongjmp(*recovery, 1);
-  sigaction(SIGBUS, &earlier_action, nullptr);  // not ours: the access is repeated and ends where it would have
-}
-
-void install_handler() {
-  static const bool installed = [] {
-    struct sigaction action {};
-    action.sa_sigaction = on_bus_error;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER;
-    return sigaction(SIGBUS, &action, &earlier_action) == 0;
-  }();
-  (void)installed;
-}
-
-// --- numbers -----------------------------------------------------------------------------------------
-
-inline uint16_t to_bf16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  if ((bits & 0x7FFFFFFF) > 0x7F800000) return uint16_t((bits >> 16 & 0x8000) | 0x7FC0);
-  return uint16_t((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
-// FP8 rows are looked up, code by code, in the 256 values that numpy made of the codes: the same bits in any case.
-template <class T>
-void look_up(const uint8_t* codes, T* out, int64_t count, const T* values) {
-  for (int64_t i = 0; i < count; i++) out[i] = values[codes[i]];
-}
-
-#if defined(__x86_64__)
-#define HAS_WIDE_LOOK_UP 1
-// 32 codes at a time: two look-ups of 64 entries each for the codes without their sign, which is put back on top.
-__attribute__((target("avx512bw,avx512f"))) void look_up_wide(const uint8_t* codes, uint16_t* out, int64_t count,
-                                                              const uint16_t* values) {
-  const __m512i low_a = _mm512_loadu_si512(values), low_b = _mm512_loadu_si512(values + 32);
-  const __m512i high_a = _mm512_loadu_si512(values + 64), high_b = _mm512_loadu_si512(values + 96);
-  int64_t i = 0;
-  for (; i + 32 <= count; i += 32) {
-    const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
-    const __m512i wide = _mm512_cvtepu8_epi16(packed);
-    const __m512i low = _mm512_permutex2var_epi16(low_a, wide, low_b);
-    const __m512i high = _mm512_permutex2var_epi16(high_a, wide, high_b);
-    const __m512i value = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(wide, _mm512_set1_epi16(64)), low, high);
-    const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(128)), 8);
-    _mm512_storeu_si512(out + i, _mm512_or_si512(value, sign));
-  }
-  look_up(codes + i, out + i, count - i, values);
-}
-#else
-#define HAS_WIDE_LOOK_UP 0
-#endif
-
-void widen(const uint8_t* bf16, uint8_t* out, int64_t count) {
-  for (int64_t i = 0; i < count; i++) {
-    uint16_t half;
-    std::memcpy(&half, bf16 + 2 * i, 2);  // rows in a file need not be aligned
-    const uint32_t bits = uint32_t(half) << 16;
-    std::memcpy(out + 4 * i, &bits, 4);
-  }
-}
-
-void fp8_row(const uint8_t* codes, void* out, int64_t count, const NgramTable& t) {
-  if (t.output == kFloat32) {
-    look_up(codes, static_cast<uint32_t*>(out), count, static_cast<const uint32_t*>(t.values));
-    return;
-  }
-#if HAS_WIDE_LOOK_UP
-  static const bool wide = __builtin_cpu_supports("avx512bw");
-  if (wide) return look_up_wide(codes, static_cast<uint16_t*>(out), count, static_cast<const uint16_t*>(t.values));
-#endif
-  look_up(codes, static_cast<uint16_t*>(out), count, static_cast<const uint16_t*>(t.values));
-}
-
-// Scales that are no scales are found here, since only the rows that are read can be checked.
-template <class T, class Convert>
-bool nvfp4_row(const NgramTable& t, const uint8_t* packed, const uint8_t* scales, T* out, Convert convert) {
-  for (int64_t group = 0; group < t.columns / kGroup; group++) {
-    if (scales[group] >= kNanCode) return false;
-    const float scale = t.e4m3[scales[group]] * t.scale;
-    for (int i = 0; i < kGroup / 2; i++) {
-      const uint8_t pair = packed[group * (kGroup / 2) + i];
-      out[group * kGroup + 2 * i] = convert(kE2m1[pair & 15] * scale);
-      out[group * kGroup + 2 * i + 1] = convert(kE2m1[pair >> 4] * scale);
-    }
-  }
-  return true;
-}
+constexpr int64_t kBlock = 64;      // tokens that a thread takes at a time
+constexpr int64_t kBlocksAhead = 8;  // whose pages are asked for
+constexpr int64_t kSamples = 16;     // rows of a long step that are looked up to see whether pages are missing
+constexpr auto kSlow = std::chrono::microseconds(25);  // a step of some rows that takes longer may have met a fault
+// A result larger than the caches goes around them: else every line of it would be read before it is written.
+constexpr int64_t kLargeResult = 1 << 20;
 
 // --- one token -------------------------------------------------------------------------------------
 
 struct Place {
   const uint8_t* codes;
   const uint8_t* scales;
+  int64_t row;
   int32_t shard;
 };
 
@@ -173,7 +50,7 @@ Place place_of(const NgramTable& t, int64_t row, int64_t row_bytes) {
   while (row >= t.starts[shard + 1]) shard++;
   const int64_t within = row - t.starts[shard];
   const uint8_t* scales = t.row_scales ? t.row_scales[shard] + within * (t.columns / kGroup) : nullptr;
-  return {t.shards[shard] + within * row_bytes, scales, shard};
+  return {t.shards[shard] + within * row_bytes, scales, row, shard};
 }
 
 // The rows of the token whose history is `recent`: recent[0] is the token, recent[-1] the one before it, …
@@ -191,107 +68,197 @@ void hash(const NgramTable& t, const int64_t* recent, int64_t* rows) {
   }
 }
 
+void prefetch(const uint8_t* bytes, int64_t size) {
+  for (uintptr_t line = uintptr_t(bytes) / kLine * kLine; line < uintptr_t(bytes) + size; line += kLine) {
+    __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 0);
+  }
+}
+
 void find(const NgramTable& t, const int64_t* recent, Place* places, int64_t row_bytes) {
   int64_t rows[kMaxHeads];
   hash(t, recent, rows);
   for (int h = 0; h < t.heads; h++) {
     places[h] = place_of(t, rows[h], row_bytes);
-    const uintptr_t first = uintptr_t(places[h].codes) / kLine * kLine;
-    for (uintptr_t line = first; line < uintptr_t(places[h].codes) + row_bytes; line += kLine) {
-      __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 0);
+    if (t.cache.sets) {
+      CacheSet(t.cache, rows[h]).prefetch();
+      continue;
     }
-    if (places[h].scales) __builtin_prefetch(places[h].scales, 0, 0);
+    prefetch(places[h].codes, row_bytes);
+    if (places[h].scales) prefetch(places[h].scales, t.columns / kGroup);
   }
 }
 
-// A result larger than the caches goes around them: else every line of it would be read before it is written.
-constexpr int64_t kLargeResult = 1 << 20;
-
-inline void copy_row(const uint8_t* from, uint8_t* out, int64_t bytes, bool around_caches) {
-#if defined(__x86_64__)
-  if (around_caches) {
-    for (int64_t i = 0; i < bytes; i += 16) {
-      const __m128i part = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
-      _mm_stream_si128(reinterpret_cast<__m128i*>(out + i), part);
-    }
-    return;
+// The row through the cache: from there, or from its file and then into the cache. Returns where it is now, in `buffer`.
+Place through_cache(const NgramTable& t, const Place& from, int64_t row_bytes, uint8_t* buffer, int64_t& hits) {
+  const CacheSet set(t.cache, from.row);
+  uint8_t* const scales = from.scales ? buffer + row_bytes : nullptr;
+  if (set.read(buffer)) {
+    hits++;
+  } else {
+    std::memcpy(buffer, from.codes, size_t(row_bytes));
+    if (scales) std::memcpy(scales, from.scales, size_t(t.columns / kGroup));
+    set.write(buffer);
   }
-#endif
-  (void)around_caches;
-  std::memcpy(out, from, size_t(bytes));
+  return {buffer, scales, from.row, from.shard};
 }
 
-// Copies a token's rows; the shard of a bad scale, or -1.
-int32_t copy(const NgramTable& t, const Place* places, uint8_t* out, int64_t row_bytes, bool around_caches) {
-  const int64_t out_bytes = t.columns * (t.output == kFloat32 ? 4 : 2);
-  for (int h = 0; h < t.heads; h++, out += out_bytes) {
-    const Place& from = places[h];
-    if (t.form == kPlain) {
-      copy_row(from.codes, out, row_bytes, around_caches);
-    } else if (t.form == kWidened) {
-      widen(from.codes, out, t.columns);
-    } else if (t.form == kFp8) {
-      fp8_row(from.codes, out, t.columns, t);
-    } else {
-      const bool good =
-          t.output == kFloat32
-              ? nvfp4_row(t, from.codes, from.scales, reinterpret_cast<float*>(out), [](float v) { return v; })
-              : nvfp4_row(t, from.codes, from.scales, reinterpret_cast<uint16_t*>(out), to_bf16);
-      if (!good) return from.shard;
-    }
+// One row; false for a bad scale.
+bool convert(const NgramTable& t, const Place& from, uint8_t* out, int64_t row_bytes, bool around_caches) {
+  if (t.form == kPlain) {
+    copy_row(from.codes, out, row_bytes, around_caches);
+  } else if (t.form == kWidened) {
+    widen(from.codes, out, t.columns);
+  } else if (t.form == kFp8) {
+    fp8_row(from.codes, out, t.columns, t, around_caches);
+  } else if (t.output == kFloat32) {
+    return nvfp4_row(t, from.codes, from.scales, reinterpret_cast<float*>(out), [](float v) { return v; });
+  } else {
+    return nvfp4_row(t, from.codes, from.scales, reinterpret_cast<uint16_t*>(out), to_bf16);
   }
-  return -1;
+  return true;
 }
 
 // --- a step ------------------------------------------------------------------------------------------
 
 struct Step {
+  const NgramTable& table;
   const int64_t* history;  // [batch, size - 1 + width]
   const int32_t* new_len;  // [batch]
   int64_t batch, width;
   uint8_t* out;  // [batch, width, heads, columns]
+
+  int64_t tokens() const { return batch * width; }
+  bool valid(int64_t token) const { return token % width < new_len[token / width]; }
+  const int64_t* recent(int64_t token) const {
+    return history + token / width * (table.size - 1 + width) + table.size - 1 + token % width;
+  }
+  int64_t token_bytes() const { return table.heads * table.columns * (table.output == kFloat32 ? 4 : 2); }
 };
 
-// Tokens begin … end of the step, row by row; those beyond a row's length give zeros.
-int64_t run(const NgramTable& t, const Step& step, int64_t begin, int64_t end) {
-  const int64_t row_bytes = stored_bytes(t);
-  const int64_t token_bytes = t.heads * t.columns * (t.output == kFloat32 ? 4 : 2);
-  const int64_t stride = t.size - 1 + step.width;
-  const bool large = step.batch * step.width * token_bytes >= kLargeResult;
-  const bool around_caches = large && uintptr_t(step.out) % 16 == 0 && row_bytes % 16 == 0;
-  Place ring[kAhead + 1][kMaxHeads];
-  const auto valid = [&](int64_t token) { return token % step.width < step.new_len[token / step.width]; };
-  for (int64_t token = begin; token < end + kAhead; token++) {
-    if (token < end && valid(token)) {
-      const int64_t* recent = step.history + token / step.width * stride + t.size - 1 + token % step.width;
-      find(t, recent, ring[token % (kAhead + 1)], row_bytes);
-    }
-    const int64_t ready = token - kAhead;
-    if (ready < begin) continue;
-    uint8_t* out = step.out + ready * token_bytes;
-    if (!valid(ready)) {
-      std::memset(out, 0, size_t(token_bytes));
-    } else if (const int32_t bad = copy(t, ring[ready % (kAhead + 1)], out, row_bytes, around_caches);
-               bad >= 0) {
-      return -2 - bad;
-    }
+// A token's rows. Returns 0, or what a bad scale gives.
+int64_t copy(const Step& step, const Place* places, uint8_t* out, bool around_caches, int64_t& hits) {
+  const NgramTable& t = step.table;
+  const int64_t row_bytes = stored_bytes(t), out_bytes = step.token_bytes() / t.heads;
+  alignas(kLine) uint8_t buffer[kMaxCachedBytes];
+  for (int h = 0; h < t.heads; h++, out += out_bytes) {
+    const Place from = t.cache.sets ? through_cache(t, places[h], row_bytes, buffer, hits) : places[h];
+    if (!convert(t, from, out, row_bytes, around_caches)) return -2 - from.shard;
   }
   return 0;
 }
 
-int64_t guarded_run(const NgramTable& t, const Step& step, int64_t begin, int64_t end) {
-  sigjmp_buf here;
-  if (sigsetjmp(here, 0)) {
-    recovery = nullptr;
-    return kTruncated;
+// Tokens begin … end, row by row; those beyond a row's length give zeros. Returns 0, or what a bad scale gives.
+int64_t gather(const Step& step, int64_t begin, int64_t end, int64_t& hits) {
+  const NgramTable& t = step.table;
+  const int64_t row_bytes = stored_bytes(t), token_bytes = step.token_bytes();
+  const bool large = step.tokens() * token_bytes >= kLargeResult;
+  const bool around_caches = large && uintptr_t(step.out) % kLine == 0 && token_bytes / t.heads % kLine == 0;
+  Place ring[kAhead + 1][kMaxHeads];
+  for (int64_t token = begin; token < end + kAhead; token++) {
+    if (token < end && step.valid(token)) find(t, step.recent(token), ring[token % (kAhead + 1)], row_bytes);
+    const int64_t ready = token - kAhead;
+    if (ready < begin) continue;
+    uint8_t* out = step.out + ready * token_bytes;
+    if (!step.valid(ready)) {
+      std::memset(out, 0, size_t(token_bytes));
+    } else if (const int64_t bad = copy(step, ring[ready % (kAhead + 1)], out, around_caches, hits)) {
+      return bad;
+    }
   }
-  recovery = &here;
-  const int64_t result = run(t, step, begin, end);
 #if defined(__x86_64__)
-  _mm_sfence();  // what went around the caches is there for other processors too
+  if (around_caches) _mm_sfence();  // what went around the caches is there for other processors too
 #endif
-  recovery = nullptr;
-  return result;
+  return 0;
+}
+
+// Asks for the missing pages of one row; whether there were any.
+bool fetch_row(const NgramTable& t, int64_t row, int64_t row_bytes) {
+  if (t.cache.sets && CacheSet(t.cache, row).contains()) return false;
+  const Place place = place_of(t, row, row_bytes);
+  const bool told = t.storage == kMapped;
+  bool missing = fetch_missing(place.codes, row_bytes, told);
+  if (place.scales) missing |= fetch_missing(place.scales, t.columns / kGroup, told);
+  return missing;
+}
+
+// The same for tokens begin … end; how many rows were missing.
+int64_t fetch_rows(const Step& step, int64_t begin, int64_t end) {
+  const NgramTable& t = step.table;
+  int64_t rows[kMaxHeads], missing = 0;
+  for (int64_t token = begin; token < end; token++) {
+    if (!step.valid(token)) continue;
+    hash(t, step.recent(token), rows);
+    for (int h = 0; h < t.heads; h++) missing += fetch_row(t, rows[h], stored_bytes(t));
+  }
+  return missing;
+}
+
+// Whether to look for missing pages: while the last calls met some, and where a few rows of a long step show it.
+bool pages_may_be_missing(const Step& step) {
+  const NgramTable& t = step.table;
+  if (t.storage == kResident) return false;
+  if (shared(t.counters->watch).load(std::memory_order_relaxed) > 0) return true;
+  if (t.storage == kMappedUntold || step.tokens() < kBlock) return false;
+  int64_t rows[kMaxHeads];
+  for (int64_t i = 0; i < kSamples; i++) {
+    const int64_t token = step.tokens() * i / kSamples;
+    if (!step.valid(token)) continue;
+    hash(t, step.recent(token), rows);
+    if (fetch_row(t, rows[i % t.heads], stored_bytes(t))) return true;
+  }
+  return false;
+}
+
+// One call: blocks of tokens, taken by whichever thread comes first.
+class Work {
+ public:
+  Work(const Step& step, bool fetch) : step_(step), fetch_(fetch) {}
+
+  void run() {
+    for (int64_t begin; (begin = gathered_.fetch_add(kBlock)) < step_.tokens() && !result_;) {
+      const int64_t end = std::min(begin + kBlock, step_.tokens());
+      int64_t result = kTruncated, hits = 0;
+      survives([&] {
+        if (fetch_) fetch_until(begin + (1 + kBlocksAhead) * kBlock);
+        result = gather(step_, begin, end, hits);
+      });
+      if (result) result_ = result;
+      if (hits) shared(step_.table.counters->hot).fetch_add(hits, std::memory_order_relaxed);
+    }
+  }
+
+  int64_t result() const { return result_; }
+  int64_t missing() const { return missing_; }
+
+ private:
+  void fetch_until(int64_t limit) {
+    limit = std::min(limit, step_.tokens());
+    for (int64_t begin = fetched_; begin < limit;) {
+      const int64_t end = std::min(begin + kBlock, step_.tokens());
+      if (!fetched_.compare_exchange_weak(begin, end)) continue;  // `begin` is what another thread has come to
+      missing_ += fetch_rows(step_, begin, end);
+      begin = fetched_;
+    }
+  }
+
+  const Step& step_;
+  const bool fetch_;
+  std::atomic<int64_t> gathered_{0}, fetched_{0}, missing_{0}, result_{0};
+};
+
+void count(const Step& step, int64_t missing, bool fetched) {
+  NgramCounters& counters = *step.table.counters;
+  int64_t rows = 0;
+  for (int64_t i = 0; i < step.batch; i++) rows += std::clamp<int64_t>(step.new_len[i], 0, step.width);
+  rows *= step.table.heads;
+  shared(counters.rows).fetch_add(rows, std::memory_order_relaxed);
+  shared(counters.bytes).fetch_add(rows * stored_bytes(step.table), std::memory_order_relaxed);
+  if (missing) shared(counters.missing).fetch_add(std::min(missing, rows), std::memory_order_relaxed);
+  if (missing) {
+    shared(counters.watch).store(kWatchedCalls, std::memory_order_relaxed);
+  } else if (fetched) {
+    shared(counters.watch).fetch_sub(1, std::memory_order_relaxed);
+  }
 }
 
 }  // namespace
@@ -299,25 +266,27 @@ int64_t guarded_run(const NgramTable& t, const Step& step, int64_t begin, int64_
 EXPORT int64_t flashnext_ngram_rows(const NgramTable* table, const int64_t* history, const int32_t* new_len,
                                     int64_t batch, int64_t width, int32_t threads, void* out) {
   install_handler();
-  const Step step{history, new_len, batch, width, static_cast<uint8_t*>(out)};
-  const int64_t tokens = batch * width, parts = std::clamp<int64_t>(threads, 1, std::max<int64_t>(tokens, 1));
-  std::vector<int64_t> results(size_t(parts), 0);
-  std::vector<std::thread> others;
-  const auto part = [&](int64_t i) {
-    results[size_t(i)] = guarded_run(*table, step, tokens * i / parts, tokens * (i + 1) / parts);
-  };
-  int64_t started = 1;
-  try {
-    for (; started < parts; started++) others.emplace_back(part, started);
-  } catch (const std::system_error&) {  // no more threads to be had: this one does the rest
+  static thread_local int64_t known_faults = file_faults();
+  const Step step{*table, history, new_len, batch, width, static_cast<uint8_t*>(out)};
+  const bool fetch = pages_may_be_missing(step);
+  const auto start = std::chrono::steady_clock::now();
+  Work work(step, fetch);
+  const int64_t useful = std::min<int64_t>(threads, (step.tokens() + kBlock - 1) / kBlock);
+  if (useful > 1) {
+    Helpers::instance().run([&work] { work.run(); }, size_t(useful - 1));
+  } else {
+    work.run();
   }
-  part(0);
-  for (int64_t i = started; i < parts; i++) part(i);
-  for (auto& other : others) other.join();
-  for (const int64_t result : results) {
-    if (result) return result;
+  int64_t missing = work.missing();
+  const bool mapped = table->storage != kResident;
+  if (mapped && (fetch || std::chrono::steady_clock::now() - start > kSlow)) {
+    const int64_t faults = file_faults();
+    // Of pages that nobody asked for, faults tell (those of this thread; a long step is looked at beforehand).
+    if (!fetch) missing = faults - known_faults;
+    known_faults = faults;
   }
-  return 0;
+  count(step, missing, fetch);
+  return work.result();
 }
 
 // Row numbers alone, [batch, width, heads].

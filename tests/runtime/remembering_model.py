@@ -14,6 +14,7 @@ from flashnext.export.errors import EngineError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.decode_loop import DecodeLoop
 from flashnext.runtime.model_runner import StepBatch, StepOutput
+from flashnext.runtime.ngram import Upcoming
 from flashnext.runtime.request import Request
 from flashnext.runtime.sampling_params import SamplingParams
 from flashnext.runtime.scheduler import Scheduler
@@ -30,7 +31,7 @@ class RememberingModel:
         self._fail_at, self._nan_for = fail_at, nan_for
         self._memory: dict[int, tuple[list[int], list[int]]] = {}
 
-    def step(self, batch: StepBatch) -> StepOutput:
+    def step(self, batch: StepBatch, upcoming: Upcoming | None = None) -> StepOutput:
         self.steps += 1
         self.batch_sizes.append(len(batch.slots))
         if self.steps == self._fail_at:

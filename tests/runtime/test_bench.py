@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from flashnext.export.errors import RequestError
-from flashnext.runtime.bench import Load, Result, _gaps, prompts
+from flashnext.runtime.bench import Load, Result, _gaps, measure, prompts
 from flashnext.runtime.cli.main import main
+from flashnext.runtime.model_runner import ModelRunner
+from flashnext.runtime.row_metrics import RowCounts, RowMetrics
 from flashnext.runtime.wait_histogram import WaitHistogram
 
 
@@ -27,7 +30,22 @@ def test_facts_by_hand() -> None:
     assert facts["per_token_ms"]["p50"] == pytest.approx(10)
     assert facts["tokens_per_second"] == 7
     assert facts["acceptance_length"] == 2.5
-    assert "row_wait_ms" not in facts
+    assert "ngram_rows" not in facts
+
+
+def test_row_facts_by_hand() -> None:
+    metrics, other = (
+        RowMetrics(counts=RowCounts(80, 8000, 20, 30)),
+        RowMetrics(counts=RowCounts(20, 2000), fetched_ahead=3),
+    )
+    metrics.decode.add(3e-6)
+    other.prefill.add(0.5e-6)
+    metrics.add(other)
+    facts = metrics.facts()
+    assert (facts["rows"], facts["bytes"], facts["chunks_fetched_ahead"]) == (100, 10_000, 3)
+    assert (facts["hot"], facts["in_memory"]) == (0.3, 0.8)
+    assert (facts["decode_wait_ms"]["p50"], facts["prefill_wait_ms"]["p99"]) == (0.004, 0.001)
+    assert RowCounts(5, 6, 7, 8) - RowCounts(1, 2, 3, 4) == RowCounts(4, 4, 4, 4)
 
 
 def test_prompts_are_taken_from_the_text() -> None:
@@ -60,7 +78,26 @@ def test_the_command_measures_what_was_asked(random_bundle: Path, capsys: pytest
         assert 0 < row["per_token_ms"]["p50"] <= row["per_token_ms"]["p99"]
         assert row["tokens_per_second"] > 0
         assert 1 <= row["acceptance_length"] <= 3
-        assert row["row_wait_ms"]["p99"] > 0
+        assert row["ngram_rows"]["decode_wait_ms"]["p99"] > 0
+        steps = row["ngram_rows"]["rows"] // 8  # rows of a token
+        assert steps >= 2 * row["batch"] * (row["prompt_length"] + 3)  # prompts and tokens of both runs
+
+
+def test_rows_of_chunks_are_asked_for_before_their_step(
+    random_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", str(random_bundle), "--prompt-length", "90", "--output-tokens", "2", "--repeats", "1"]
+    runner = ModelRunner.open(random_bundle, threads=1)
+    load = Load(90, 1, 2, repeats=1)
+    facts = measure(runner, load, chunk=20).facts()["ngram_rows"]
+    runner.close()
+    assert facts["chunks_fetched_ahead"] == 4
+    assert main([*words, "--plot", str(tmp_path / "bench.svg"), "--threads", "1"]) == 0
+    assert "n-gram rows of" in capsys.readouterr().out
+    picture = ElementTree.parse(tmp_path / "bench.svg").getroot()
+    assert picture.tag.endswith("svg")
+    assert sum(1 for e in picture.iter() if e.tag.endswith("circle")) == 4  # a point in each chart
+    assert [f.name for f in tmp_path.iterdir()] == ["bench.svg"]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +107,9 @@ def test_the_command_measures_what_was_asked(random_bundle: Path, capsys: pytest
         (["--prompt-length", "999"], "999 tokens and a slot of this bundle holds 256"),
         (["--draft-tokens", "8"], "draft_tokens = 8, and this bundle verifies at most 7"),
         (["--text", "/no/such/file"], "/no/such/file"),
+        (["--plot", "bench.png"], "plots are SVG; name a file such as bench.svg, not 'bench.png'"),
+        (["--plot", "/no/such/folder/bench.svg"], "is no file in a folder that exists"),
+        (["--ngram-cache", "lots"], "expected an amount of memory such as 141G or 131GiB, found 'lots'"),
     ],
 )
 def test_loads_that_do_not_fit(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 from remembering_model import RememberingModel, alone, request, start
 
 from flashnext.export.errors import EngineError, RequestError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.decode_loop import DecodeLoop
+from flashnext.runtime.model_runner import StepBatch, StepOutput
+from flashnext.runtime.ngram import RowsAhead, Upcoming
+from flashnext.runtime.row_worker import RowWorker
 from flashnext.runtime.scheduler import Scheduler
 
 MakeManifest = Callable[..., Manifest]
@@ -182,3 +188,74 @@ def test_a_full_queue_refuses_and_goes_on(make_manifest: MakeManifest) -> None:
         loop.advance()
     assert second.token_ids == alone(manifest, [2])
     assert scheduler.free_slots == 1
+
+
+class DyingRows:
+    """Rows whose worker thread ends in the middle of its work."""
+
+    def __init__(self) -> None:
+        self.worker, self.dying = RowWorker("dying"), True
+
+    def submit(self, tokens: Any, context: Any, new_len: Any, ahead: bool = False) -> Any:
+        def leave() -> NoReturn:
+            raise SystemExit("no more rows")
+
+        job = self.worker.submit(leave if self.dying else lambda: np.zeros(1))
+        while self.dying and not job._begun.locked():
+            time.sleep(0.001)
+        return job
+
+
+class NeedsRows(RememberingModel):
+    """Waits for its n-gram rows before each step, as the runner does."""
+
+    rows: DyingRows
+
+    def step(self, batch: StepBatch, upcoming: Upcoming | None = None) -> StepOutput:
+        tickets, _ = RowsAhead({"rows": self.rows}).take(Upcoming(batch.token_ids, batch.context, batch.new_len))  # type: ignore[dict-item]
+        tickets["rows"].wait()
+        return super().step(batch)
+
+
+def test_a_row_thread_that_dies_ends_its_request_and_nothing_hangs(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    model, scheduler = NeedsRows(manifest), Scheduler(manifest.slots, manifest.window, 5)
+    model.rows = DyingRows()
+    loop = DecodeLoop(model, scheduler)
+    with pytest.raises(RuntimeError, match="thread that fetches n-gram rows has died"):
+        loop.run([request(manifest, [1, 2, 3])])
+    assert scheduler.free_slots == manifest.slots
+    assert not scheduler.busy
+    model.rows.dying = False
+    after = request(manifest, [1, 2, 3])
+    loop.run([after])
+    assert after.output().token_ids == alone(manifest, [1, 2, 3])
+    model.rows.worker.close()
+
+
+def test_a_thread_that_dies_while_it_runs_requests_gives_their_slots_back(make_manifest: MakeManifest) -> None:
+    """A real thread is ended in the middle of a long run; another thread goes on with the same loop."""
+    manifest = make_manifest(capacity=1 << 20)
+    loop, scheduler, model = start(manifest)
+    long = [request(manifest, p, max_tokens=1 << 19) for p in PROMPTS]
+    seen: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            loop.run(long)
+        except SystemExit as end:
+            seen.append(end)  # and the thread ends
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while model.steps < 20:
+        time.sleep(0.001)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(seen) == 1
+    assert scheduler.free_slots == manifest.slots
+    assert not scheduler.busy
+    after = request(manifest, [1, 2, 3])
+    loop.run([after])
+    assert after.output().token_ids == alone(make_manifest(), [1, 2, 3])

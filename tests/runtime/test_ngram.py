@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import NgramSpec
-from flashnext.runtime.ngram import MappedRows, ids
-from flashnext.runtime.ngram_table import MappedTable
+from flashnext.runtime.ngram import HostRows, ids
+from flashnext.runtime.ngram_table import NgramTable
 
 EOS = 7
 VOCAB = 40
@@ -55,11 +55,11 @@ def spec_of(module: Any) -> NgramSpec:
     )
 
 
-def open_rows(module: Any, dtype: str = "float32") -> MappedRows:
+def open_rows(module: Any, dtype: str = "float32") -> HostRows:
     """The module's table in three shards of different length."""
     table = module.ngram_embedding.weight.detach().numpy()
     spec = spec_of(module)
-    return MappedRows(spec, MappedTable(spec, np.split(table, [5, len(table) // 2]), dtype), dtype)
+    return HostRows(spec, NgramTable(spec, np.split(table, [5, len(table) // 2]), dtype), dtype)
 
 
 @pytest.mark.parametrize(("ngram_size", "heads", "layer"), [(2, 1, 0), (3, 4, 0), (3, 8, 1), (4, 2, 2)])
@@ -116,15 +116,15 @@ def test_rows_without_a_token_are_zero_and_dtype_is_the_graphs() -> None:
 def test_a_table_that_needs_a_scale_or_is_too_short_is_refused() -> None:
     spec = NgramSpec(1, "x", (3, 5), (11, 13), (0, 11), 2, EOS, 2, 24, ("s",))
     with pytest.raises(CheckpointError, match="float8_e4m3fn"):
-        MappedTable(spec, [np.zeros((24, 2), ml_dtypes.float8_e4m3fn)], "float32")
+        NgramTable(spec, [np.zeros((24, 2), ml_dtypes.float8_e4m3fn)], "float32")
     with pytest.raises(CheckpointError, match="20 rows, 24"):
-        MappedTable(spec, [np.zeros((20, 2), np.float32)], "float32")
+        NgramTable(spec, [np.zeros((20, 2), np.float32)], "float32")
 
 
 def test_the_table_is_read_from_the_mapped_files(random_checkpoint: Path) -> None:
     checkpoint = Checkpoint.open(random_checkpoint)
     spec = checkpoint.ngram_spec(1)
-    rows = MappedRows.open(spec, checkpoint, "float32")
+    rows = HostRows.open(spec, checkpoint, "float32")
     assert all(np.shares_memory(s, checkpoint.array(n)) for s, n in zip(rows.table.shards, spec.shards, strict=True))
     table = np.concatenate([checkpoint.array(n) for n in spec.shards]).astype(np.float32)
     chosen = np.random.default_rng(0).integers(0, spec.rows, 500)

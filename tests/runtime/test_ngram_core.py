@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,10 @@ from hypothesis import strategies as st
 
 from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import NgramSpec
-from flashnext.runtime.ngram import MappedRows, ids
+from flashnext.runtime.ngram import HostRows, ids
 from flashnext.runtime.ngram_core import library
 from flashnext.runtime.ngram_core.library import NgramCore
-from flashnext.runtime.ngram_table import MappedTable
+from flashnext.runtime.ngram_table import NgramTable
 
 E4M3 = ml_dtypes.float8_e4m3fn
 EOS = 7
@@ -49,16 +52,16 @@ def table_of(form: str, dtype: str, shards: int = 3, columns: int = 32, stored: 
     cuts = np.sort(rng.choice(np.arange(1, rows), shards - 1, replace=False))
     if form == "plain":
         whole = rng.normal(size=(rows, columns)).astype(np.dtype(getattr(ml_dtypes, stored, stored)))
-        return MappedTable(spec, np.split(whole, cuts), dtype)
+        return NgramTable(spec, np.split(whole, cuts), dtype)
     codes = rng.integers(0, 256, (rows, columns if form == "fp8" else columns // 2)).astype(np.uint8)
     if form == "fp8":
-        return MappedTable(spec, np.split(codes.view(E4M3), cuts), dtype, scale=scale)
+        return NgramTable(spec, np.split(codes.view(E4M3), cuts), dtype, scale=scale)
     scales = rng.integers(0, 0x7F, (rows, columns // 16)).astype(np.uint8).view(E4M3)
-    return MappedTable(spec, np.split(codes, cuts), dtype, np.split(scales, cuts), scale)
+    return NgramTable(spec, np.split(codes, cuts), dtype, np.split(scales, cuts), scale)
 
 
-def both(table: MappedTable, dtype: str) -> tuple[MappedRows, MappedRows]:
-    native, plain = (MappedRows(table.spec, table, dtype, native=n) for n in (True, False))
+def both(table: NgramTable, dtype: str) -> tuple[HostRows, HostRows]:
+    native, plain = (HostRows(table.spec, table, dtype, native=n) for n in (True, False))
     assert NgramCore.open(table) is not None
     return native, plain
 
@@ -106,6 +109,55 @@ def test_any_number_of_threads_gives_the_same(threads: int) -> None:
     assert core.rows(*args, threads).tobytes() == core.rows(*args).tobytes()
 
 
+@pytest.mark.parametrize(("form", "dtype", "stored"), FORMS[:2] + FORMS[3:])
+@pytest.mark.parametrize("limit", [1 << 11, 1 << 14, 1 << 20])
+def test_rows_by_way_of_the_cache_are_the_same(form: str, dtype: str, stored: str, limit: int) -> None:
+    """Caches of a few rows, of a part of them, of all; several threads at once fill and read them."""
+    table = table_of(form, dtype, stored=stored)
+    table.storage = "mapped"
+    core, plain = NgramCore.open(table, limit), HostRows(table.spec, table, dtype, native=False)
+    assert core is not None
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(0, 20, (2, 400)).astype(np.int32)
+    args = (tokens, rng.integers(0, 20, (2, 2)), np.array([400, 250]))
+    expected = plain.rows(*args).tobytes()
+    for threads in (1, 4, 1):
+        assert core.rows(*args, threads).tobytes() == expected
+    with ThreadPoolExecutor(4) as pool:
+        assert {r.tobytes() for r in pool.map(lambda _: core.rows(*args, 2), range(12))} == {expected}
+    counts = core.counts()
+    assert counts.rows == 15 * 650 * 4
+    assert 0 < counts.hot < counts.rows
+    if limit == 1 << 20:  # all of its 424 rows, each read once
+        assert counts.rows - counts.hot <= 2 * 424
+
+
+def test_pages_that_are_not_in_memory_are_fetched_and_counted(tmp_path: Path) -> None:
+    table = table_of("plain", "float32", shards=1, columns=1024, stored="float32")  # a page is a row
+    whole = table.shards[0].copy()
+    (tmp_path / "table").write_bytes(whole.tobytes())
+    with (tmp_path / "table").open("r+b") as file:
+        os.fsync(file.fileno())
+        mapped = np.memmap(tmp_path / "table", np.float32, "r", shape=whole.shape)
+        mapping: mmap.mmap = mapped._mmap  # type: ignore[attr-defined]
+        mapping.madvise(mmap.MADV_RANDOM)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    core = NgramCore.open(NgramTable(table.spec, [mapped], "float32", storage="mapped"))
+    assert core is not None
+    tokens = np.random.default_rng(4).integers(0, 90, (1, 300)).astype(np.int32)
+    args = (tokens, np.full((1, 2), EOS), np.array([300]))
+    expected = HostRows(table.spec, table, "float32", native=False).rows(*args)
+    assert core.rows(*args).tobytes() == expected.tobytes()
+    first = core.counts()
+    if not first.missing:
+        pytest.skip("this file system keeps its files in memory")
+    distinct = len(np.unique(ids(table.spec, *args[:2])))
+    assert 0.5 * distinct <= first.missing <= first.rows
+    for _ in range(20):
+        core.rows(*args)
+    assert core.counts().missing == first.missing
+
+
 def test_what_only_numpy_converts_is_left_to_it() -> None:
     assert NgramCore.open(table_of("plain", "float32", stored="float16")) is None
     assert NgramCore.open(table_of("fp8", "float16")) is None
@@ -125,7 +177,7 @@ def test_ids_equal_numpys(batch: int, width: int, seed: int, vocabulary: int) ->
 def test_a_bad_nvfp4_scale_is_named_with_its_shard() -> None:
     table = table_of("nvfp4", "float32")
     table.row_scales[1][:] = 0x7F
-    rows = MappedRows(table.spec, table, "float32")
+    rows = HostRows(table.spec, table, "float32")
     with pytest.raises(CheckpointError, match="s1 holds NaN or a negative scale"):
         rows.rows(np.arange(300)[None], np.full((1, 2), EOS), np.array([300]))
 
@@ -135,12 +187,12 @@ import numpy as np, os, sys
 from flashnext.export.errors import CheckpointError
 sys.path.insert(0, sys.argv[2])
 from test_ngram_core import table_of
-from flashnext.runtime.ngram import MappedRows
-from flashnext.runtime.ngram_table import MappedTable
+from flashnext.runtime.ngram import HostRows
+from flashnext.runtime.ngram_table import NgramTable
 table = table_of("plain", "float32", shards=1, columns=4096, stored="float32")
 table.shards[0].tofile(sys.argv[1])
 mapped = np.memmap(sys.argv[1], np.float32, "r", shape=table.shards[0].shape)
-rows = MappedRows(table.spec, MappedTable(table.spec, [mapped], "float32"), "float32")
+rows = HostRows(table.spec, NgramTable(table.spec, [mapped], "float32"), "float32")
 step = (np.arange(600)[None], np.full((1, 2), 7), np.array([600]))
 rows.rows(*step)
 os.truncate(sys.argv[1], 4096)

@@ -17,8 +17,8 @@ from remembering_model import RememberingModel
 from flashnext.export.graphs.manifest import Manifest, NgramSpec
 from flashnext.runtime.decode_loop import DecodeLoop
 from flashnext.runtime.model_runner import StepBatch, StepOutput
-from flashnext.runtime.ngram import MappedRows
-from flashnext.runtime.ngram_table import MappedTable
+from flashnext.runtime.ngram import HostRows, RowsAhead, Upcoming
+from flashnext.runtime.ngram_table import NgramTable
 from flashnext.runtime.request import Request
 from flashnext.runtime.sampling_params import SamplingParams
 from flashnext.runtime.scheduler import Scheduler
@@ -47,7 +47,7 @@ def module_of(eos: int) -> Any:
     return module
 
 
-def rows_of(module: Any, eos: int, native: bool) -> MappedRows:
+def rows_of(module: Any, eos: int, native: bool) -> HostRows:
     table = module.ngram_embedding.weight.detach().numpy()
     spec = NgramSpec(
         layer=1,
@@ -61,19 +61,24 @@ def rows_of(module: Any, eos: int, native: bool) -> MappedRows:
         rows=len(table),
         shards=("a", "b"),
     )
-    return MappedRows(spec, MappedTable(spec, np.split(table, [777]), "float32"), "float32", native=native)
+    return HostRows(spec, NgramTable(spec, np.split(table, [777]), "float32"), "float32", native=native)
 
 
 class Asking(RememberingModel):
     """Asks for the rows of every step, and keeps those of each slot's text: later ones replace rejected ones."""
 
-    def __init__(self, manifest: Manifest, rows: MappedRows) -> None:
+    def __init__(self, manifest: Manifest, rows: HostRows) -> None:
         super().__init__(manifest)
-        self._rows = rows
+        self._rows = RowsAhead({"rows": rows})
+        self.ahead = 0
         self.found: dict[int, list[np.ndarray]] = {}
 
-    def step(self, batch: StepBatch) -> StepOutput:
-        found = self._rows.submit(batch.token_ids, batch.context, batch.new_len).wait()
+    def step(self, batch: StepBatch, upcoming: Upcoming | None = None) -> StepOutput:
+        tickets, ahead = self._rows.take(Upcoming(batch.token_ids, batch.context, batch.new_len))
+        self.ahead += ahead
+        if upcoming is not None:
+            self._rows.fetch(upcoming)
+        found = tickets["rows"].wait()
         for i, slot in enumerate(batch.slots.tolist()):
             past, length = int(batch.past_len[i]), int(batch.new_len[i])
             before = self.found.get(slot, []) if past else []
@@ -128,6 +133,7 @@ def check(manifest: Manifest, tokens: int, native: bool, seed: int = 0) -> int:
             slots |= {r: s for r, s in running.items() if r.done}
             for request in [r for r in slots if r.done]:
                 checked += compare(module, request, model.found[slots.pop(request)])
+        assert model.ahead > 3  # chunks of prompts
     return checked
 
 

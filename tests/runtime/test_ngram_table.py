@@ -11,7 +11,7 @@ import pytest
 from flashnext.export import number_formats
 from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import NgramSpec
-from flashnext.runtime.ngram_table import MappedTable
+from flashnext.runtime.ngram_table import NgramTable
 
 E4M3 = ml_dtypes.float8_e4m3fn
 COLUMNS, SHARDS = 32, ("s0", "s1", "s2")
@@ -32,7 +32,7 @@ def codes(width: int, limit: int) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_fp8_rows(dtype: str) -> None:
     table = codes(COLUMNS, 0x7F)
-    rows = MappedTable(spec("fp8"), np.split(table.view(E4M3), [4, 25]), dtype, scale=0.37).gather(CHOSEN)
+    rows = NgramTable(spec("fp8"), np.split(table.view(E4M3), [4, 25]), dtype, scale=0.37).gather(CHOSEN)
     want = (table.view(E4M3).astype(np.float32) * np.float32(0.37)).astype(rows.dtype)
     assert rows.dtype.name == dtype
     np.testing.assert_array_equal(rows, want[CHOSEN])
@@ -42,14 +42,14 @@ def test_fp8_rows(dtype: str) -> None:
 def test_nvfp4_rows(dtype: str) -> None:
     packed, scales = codes(COLUMNS // 2, 256), codes(COLUMNS // 16, 0x7F).view(E4M3)
     parts = [np.split(a, [4, 25]) for a in (packed, scales)]
-    rows = MappedTable(spec("nvfp4"), parts[0], dtype, parts[1], 0.0123).gather(CHOSEN)
+    rows = NgramTable(spec("nvfp4"), parts[0], dtype, parts[1], 0.0123).gather(CHOSEN)
     want = number_formats.dequantize_nvfp4(packed, scales, np.array(0.0123, np.float32)).astype(rows.dtype)
     np.testing.assert_array_equal(rows, want[CHOSEN])
 
 
 def test_the_tables_bytes_are_not_copied() -> None:
     shards = np.split(codes(COLUMNS, 0x7F).view(E4M3), [4, 25])
-    table = MappedTable(spec("fp8"), shards, "float32", scale=0.37)
+    table = NgramTable(spec("fp8"), shards, "float32", scale=0.37)
     assert all(np.shares_memory(ours, theirs) for ours, theirs in zip(table.shards, shards, strict=True))
 
 
@@ -57,7 +57,7 @@ def test_a_scale_that_is_none_is_named_when_its_row_is_read() -> None:
     scales = np.full((40, 2), 0x38, np.uint8)
     scales[12, 1] = 0x7F
     parts = [np.split(a, [4, 25]) for a in (codes(COLUMNS // 2, 256), scales.view(E4M3))]
-    table = MappedTable(spec("nvfp4"), parts[0], "float32", parts[1], 0.5)
+    table = NgramTable(spec("nvfp4"), parts[0], "float32", parts[1], 0.5)
     assert np.isfinite(table.gather(CHOSEN[:4])).all()
     with pytest.raises(CheckpointError, match="r1 holds NaN or a negative scale"):
         table.gather(CHOSEN)
@@ -67,10 +67,10 @@ def test_a_scale_that_is_none_is_named_when_its_row_is_read() -> None:
 def test_tables_that_are_none(scale: float) -> None:
     shards = np.split(codes(COLUMNS, 0x7F).view(E4M3), [4, 25])
     with pytest.raises(CheckpointError, match=r"scale is .*; a scale has to be a finite number above zero"):
-        MappedTable(spec("fp8"), shards, "float32", scale=scale)
+        NgramTable(spec("fp8"), shards, "float32", scale=scale)
     with pytest.raises(CheckpointError, match=r"s0 is float8_e4m3fn; a plain table holds float32"):
-        MappedTable(spec("plain"), shards, "float32")
+        NgramTable(spec("plain"), shards, "float32")
     with pytest.raises(CheckpointError, match=r"needs E4M3 scales \[rows, 2\] for each of its 3 shards, found 0"):
-        MappedTable(spec("nvfp4"), np.split(codes(COLUMNS // 2, 256), [4, 25]), "float32")
+        NgramTable(spec("nvfp4"), np.split(codes(COLUMNS // 2, 256), [4, 25]), "float32")
     with pytest.raises(CheckpointError, match="form 'int4' is not one of plain, fp8, nvfp4"):
-        MappedTable(spec("int4"), shards, "float32")
+        NgramTable(spec("int4"), shards, "float32")

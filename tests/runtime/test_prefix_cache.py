@@ -134,7 +134,8 @@ def test_texts_are_the_same_and_starts_are_not_run_again(random_bundle: Path, pa
         assert repeated.cached_tokens >= 32
         turn = llm.generate([follow_up], params)[0]
         assert turn.token_ids == expected_next
-        assert turn.cached_tokens >= len(prompts[0])
+        # The end of the generation, of which the last token was sampled and perhaps run as a draft.
+        assert turn.cached_tokens in (len(prompts[0]) + 5, len(prompts[0]) + 6)
 
 
 def test_what_is_no_amount_of_memory(random_bundle: Path) -> None:

@@ -20,8 +20,8 @@ from flashnext.export.graphs.bundle import ExportOptions, describe, export_bundl
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.engines.torch_engine import TorchEngine
 from flashnext.runtime.model_runner import ModelRunner, StepBatch
-from flashnext.runtime.ngram import MappedRows
-from flashnext.runtime.ngram_table import MappedTable
+from flashnext.runtime.ngram import HostRows
+from flashnext.runtime.ngram_table import NgramTable
 from flashnext.runtime.states import allocate_states
 from flashnext.runtime.weights import load_weights
 
@@ -62,7 +62,7 @@ def pytorch(folder: Path, change: Callable[[Manifest, dict[str, Any]], object] =
     engines = {name: TorchEngine(name, manifest, checkpoint, None) for name in manifest.graphs}
     for engine in engines.values():
         engine.bind(bound)
-    sources = {n.input: MappedRows.open(n, checkpoint, manifest.dtype) for n in manifest.ngrams}
+    sources = {n.input: HostRows.open(n, checkpoint, manifest.dtype) for n in manifest.ngrams}
     return ModelRunner(manifest, engines, states, sources)
 
 
@@ -143,10 +143,10 @@ def test_a_forgotten_scale_shows(variants: Folders, name: str) -> None:
 @pytest.mark.parametrize("variant", ["mixed", "nvfp4-all"])
 def test_a_forgotten_scale_of_the_table_shows(variants: Folders, monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     want = logits(pytorch(variants(f"{variant}-twin")))
-    full = MappedTable.__init__
+    full = NgramTable.__init__
 
-    def forgetful(self: MappedTable, *arguments: Any) -> None:
+    def forgetful(self: NgramTable, *arguments: Any) -> None:
         full(self, *arguments[:-1], 1.0)
 
-    monkeypatch.setattr(MappedTable, "__init__", forgetful)
+    monkeypatch.setattr(NgramTable, "__init__", forgetful)
     assert distance(logits(pytorch(variants(variant))), want) > FORGOTTEN

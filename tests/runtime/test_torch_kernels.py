@@ -27,7 +27,7 @@ from flashnext.runtime.engines import open_engine
 from flashnext.runtime.engines.torch_engine import TorchEngine, on_device
 from flashnext.runtime.engines.torch_kernels import KernelOps, Workspace
 from flashnext.runtime.model_runner import ModelRunner, StepBatch
-from flashnext.runtime.ngram import MappedRows
+from flashnext.runtime.ngram import HostRows
 from flashnext.runtime.states import allocate_states
 from flashnext.runtime.weights import load_weights
 
@@ -58,7 +58,7 @@ def runner(checkpoint: Checkpoint, dtype: str, ops: str, residual: str = "plain"
     engines = {name: TorchEngine(name, manifest, checkpoint, None, ops) for name in manifest.graphs}
     for engine in engines.values():
         engine.bind(bound)
-    sources = {n.input: MappedRows.open(n, checkpoint, manifest.dtype) for n in manifest.ngrams}
+    sources = {n.input: HostRows.open(n, checkpoint, manifest.dtype) for n in manifest.ngrams}
     return ModelRunner(manifest, engines, states, sources)
 
 

@@ -19,7 +19,7 @@ from flashnext.export.ops.reference.residual_store import E4M3
 from flashnext.export.residual_scales import ResidualStorage, store_names
 from flashnext.runtime.engines.torch_engine import TorchEngine
 from flashnext.runtime.model_runner import ModelRunner, StepBatch
-from flashnext.runtime.ngram import MappedRows
+from flashnext.runtime.ngram import HostRows
 from flashnext.runtime.states import allocate_states
 from flashnext.runtime.weights import load_weights
 
@@ -51,7 +51,7 @@ def exported_logits(checkpoint: Checkpoint, tokens: np.ndarray, residual: Residu
     engines = {name: TorchEngine(name, manifest, checkpoint, None) for name in ("head", "body")}
     for engine in engines.values():
         engine.bind({**load_weights(manifest, checkpoint), **states})
-    sources = {n.input: MappedRows.open(n, checkpoint, "float32") for n in manifest.ngrams}
+    sources = {n.input: HostRows.open(n, checkpoint, "float32") for n in manifest.ngrams}
     runner = ModelRunner(manifest, engines, states, sources)
     zeros = np.zeros(rows, np.int32)
     out = runner.step(

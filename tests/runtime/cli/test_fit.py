@@ -12,8 +12,9 @@ import pytest
 
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.checkpoint.sparse_checkpoint import write_sparse_checkpoint
-from flashnext.runtime.cli.fit import byte_count, fit_facts, variant
+from flashnext.runtime.cli.fit import fit_facts, variant
 from flashnext.runtime.cli.main import main
+from flashnext.runtime.cli.parser import byte_count
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from flashnext.export.checkpoint import Checkpoint, generation_settings, identit
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.chat import ChatTemplate
 from flashnext.runtime.cli import info
-from flashnext.runtime.ngram import MappedRows
+from flashnext.runtime.ngram import HostRows
 from flashnext.runtime.states import allocate_states, bytes_per_slot
 from flashnext.runtime.tokenizer import Tokenizer
 from flashnext.runtime.weights import load_weights
@@ -36,7 +36,7 @@ def use_bundle(folder: Path, sound: Path) -> None:
     allocate_states(manifest)
     load_weights(manifest, checkpoint)
     for spec in manifest.ngrams:
-        rows = MappedRows.open(spec, checkpoint, manifest.dtype)
+        rows = HostRows.open(spec, checkpoint, manifest.dtype)
         tokens, context = np.array([[5, 6, 7]]), np.full((1, len(spec.multipliers) - 1), spec.eos)
         rows.submit(tokens, context, np.array([3])).wait()
         rows.close()

@@ -1,0 +1,184 @@
+"""Where the n-gram table is kept: in the mapped files (the default), or in memory for good.
+
+| kept | what it is | for |
+| --- | --- | --- |
+| mapped | the checkpoint's files; the page cache holds what was read | tables of any size |
+| locked | the same, read at the start and never evicted (mlock) | machines whose memory holds the table |
+| huge | a copy in anonymous memory with huge pages: fewer misses of the TLB | the same, for speed |
+| pinned | such a copy that a GPU may read (cudaHostRegister) | GPUs: the kernel `ngram_rows` gathers from it |
+
+What takes memory for good is compared with what is available before the first byte is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flashnext.export.checkpoint.reader import Checkpoint
+from flashnext.export.checkpoint.safetensors_file import NUMPY_DTYPES
+from flashnext.export.errors import EngineError, RequestError
+from flashnext.export.graphs.manifest import NgramSpec
+from flashnext.export.progress import byte_bar
+from flashnext.runtime.available_memory import available_memory
+from flashnext.runtime.engines.base import Array
+from flashnext.runtime.reading import Piece, read_into_place
+
+KINDS = ("mapped", "locked", "huge", "pinned")
+HUGE_PAGE = 2 << 20
+ROOM = 0.95
+"""Of the available memory that a table may take: the rest is the runtime's own."""
+
+
+def table_bytes(ngrams: Iterable[NgramSpec], checkpoint: Checkpoint) -> int:
+    """Bytes of the tables of these layers, as stored."""
+    names = [name for spec in ngrams for name in (*spec.shards, *spec.row_scales)]
+    return sum(checkpoint.tensors[name].length for name in names if name in checkpoint.tensors)
+
+
+def check_room(kind: str, needed: int, cache_bytes: int = 0) -> None:
+    """Refuse a table of so many bytes, or a cache of its rows, that does not fit; or a kind that is not to be had here.
+
+    Raises:
+        RequestError: no such kind, or more bytes than are available.
+        EngineError: "pinned" without a GPU.
+    """
+    if kind not in KINDS:
+        raise RequestError(f"ngram_table = {kind!r:.80} is not one of {', '.join(KINDS)}.")
+    if kind == "pinned":
+        _cuda()
+    room = int(ROOM * available_memory())
+    if kind != "mapped" and needed > room:
+        raise RequestError(
+            f'ngram_table = "{kind}" needs {needed / 1e9:.1f} GB of memory for good, and {room / 1e9:.1f} GB are to be '
+            'had. Keep the table in its files (ngram_table = "mapped"), or free memory.'
+        )
+    if cache_bytes > room:
+        raise RequestError(
+            f"ngram_cache_bytes = {cache_bytes:,}: the cache of rows takes more than the {room / 1e9:.1f} GB that are "
+            "to be had. Give it less."
+        )
+
+
+@dataclass
+class TableMemory:
+    """Keeps tensors of tables; `close` gives back what was locked, pinned or taken."""
+
+    kind: str = "mapped"
+    storage: str = field(init=False)
+    """As `NgramTable` wants it; known after `place`."""
+    _held: list[tuple[int, int]] = field(default_factory=list)
+    """Address and bytes of what was locked or pinned."""
+
+    def __post_init__(self) -> None:
+        self.storage = "mapped" if self.kind == "mapped" else "resident"
+
+    def place(self, checkpoint: Checkpoint, names: Sequence[str]) -> list[Array]:
+        """The named tensors, kept as this kind is.
+
+        Raises:
+            RequestError: the system refuses to lock or pin them.
+            CheckpointError: a file cannot be read.
+        """
+        if self.kind in ("huge", "pinned"):
+            return self._copied(checkpoint, names)
+        arrays = [checkpoint.array(name) for name in names]
+        for name, array in zip(names, arrays, strict=True):
+            if self.kind == "locked":
+                self._lock(array)
+                continue
+            _advise_random(array)
+            if not _tells_pages(checkpoint.tensors[name].file):
+                self.storage = "mapped, untold"
+        return arrays
+
+    def close(self) -> None:
+        """Unlock and unregister; the arrays must not be used by a GPU afterwards."""
+        for address, size in self._held:
+            if self.kind == "locked":
+                _libc().munlock(ctypes.c_void_p(address), ctypes.c_size_t(size))
+            elif self.kind == "pinned":
+                _cuda().cudaHostUnregister(address)
+        self._held = []
+
+    def _copied(self, checkpoint: Checkpoint, names: Sequence[str]) -> list[Array]:
+        infos = [checkpoint.tensors[name] for name in names]
+        arrays = [_huge_array(info.shape, NUMPY_DTYPES[info.dtype]) for info in infos]
+        pieces = [
+            Piece(info.file, info.offset, array.dtype, array.reshape(-1))
+            for info, array in zip(infos, arrays, strict=True)
+        ]
+        with byte_bar(sum(p.nbytes for p in pieces), "reading the n-gram table") as bar:
+            read_into_place(pieces, bar.update, keep_cached=False)
+        if self.kind == "pinned":
+            for array in arrays:
+                self._pin(array)
+        return arrays
+
+    def _pin(self, array: Array) -> None:
+        address, size = array.ctypes.data, array.nbytes
+        (error,) = _cuda().cudaHostRegister(address, size, 0)
+        if int(error):
+            raise RequestError(f'CUDA cannot pin {size:,} bytes ({error.name}). Take ngram_table = "huge" instead.')
+        self._held.append((address, size))
+
+    def _lock(self, array: Array) -> None:
+        address, size = array.ctypes.data, array.nbytes
+        if _libc().mlock(ctypes.c_void_p(address), ctypes.c_size_t(size)):
+            reason = os.strerror(ctypes.get_errno())
+            raise RequestError(
+                f"The system refuses to lock {size:,} bytes of the n-gram table in memory ({reason}). Raise the limit "
+                '(ulimit -l unlimited), or keep the table as it is (ngram_table = "mapped").'
+            )
+        self._held.append((address, size))
+
+
+def _huge_array(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """New memory in huge pages, as far as the system has them."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, size + HUGE_PAGE)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    start = -np.frombuffer(memory, np.uint8, 1).ctypes.data % HUGE_PAGE
+    return np.frombuffer(memory, np.uint8, size, start).view(dtype).reshape(shape)
+
+
+def _advise_random(array: Array) -> None:
+    """Faults read their own page only: around it lie rows that nobody asked for."""
+    begin = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    size = array.ctypes.data + array.nbytes - begin
+    _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_RANDOM)
+
+
+def _tells_pages(file: os.PathLike[str]) -> bool:
+    """Whether mincore tells this user which pages of a file are in memory (Linux: those who might write to it)."""
+    return os.stat(file).st_uid == os.geteuid() or os.access(file, os.W_OK)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _cuda() -> Any:
+    """CUDA's runtime, with a GPU behind it.
+
+    Raises:
+        EngineError: there is none.
+    """
+    try:
+        from cuda.bindings import runtime
+    except ImportError as cause:
+        raise EngineError(
+            f'ngram_table = "pinned" needs cuda-bindings ({cause}). Install it (pip install cuda-bindings), or take '
+            '"huge".'
+        ) from None
+    error, count = runtime.cudaGetDeviceCount()
+    if int(error) or not count:
+        raise EngineError(f'ngram_table = "pinned" is for GPUs, and none is here ({error.name}). Take "huge" instead.')
+    return runtime
