@@ -16,7 +16,7 @@ would win, an overload is not looked at, and the node's domain does not matter. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -57,11 +57,13 @@ def plugin_form(graph: bytes, domain: str = schema.DOMAIN) -> PluginGraph:
     model = onnx.load_model_from_string(graph)
     nodes: Counter[str] = Counter()
     codes: dict[str, str] = {}
+    states: dict[str, str] = {}
     for node in model.graph.node:
         if node.domain != schema.DOMAIN:
             continue
         form = check_node(node)
-        codes.update(zip(*_codes(node, form), strict=True))
+        codes |= _codes(node.input, form.inputs)
+        states |= _codes(node.output, form.outputs)
         nodes[f"{node.op_type}.{form.name}"] += 1
         node.ClearField("overload")
         node.domain = domain
@@ -72,6 +74,9 @@ def plugin_form(graph: bytes, domain: str = schema.DOMAIN) -> PluginGraph:
         if opset.domain == schema.DOMAIN:
             opset.domain = domain
     _retype(model.graph, codes)
+    for value in model.graph.output:
+        if value.name in states:
+            value.type.tensor_type.elem_type = PLUGIN_DTYPES[states[value.name]]
     return PluginGraph(model.SerializeToString(), nodes, codes)
 
 
@@ -101,11 +106,10 @@ def _wrong(node: onnx.NodeProto, fault: str) -> BundleError:
     return BundleError(f"The node {node.name!r:.100} ({node.op_type!r:.40}) {fault:.300}. Export the bundle again.")
 
 
-def _codes(node: onnx.NodeProto, form: schema.Form) -> tuple[list[str], list[str]]:
-    """Inputs of a node that a plugin takes as another dtype, and that dtype."""
-    pairs = [(n, schema.PLUGIN_DTYPES[p.dtype]) for n, p in zip(node.input, form.inputs, strict=True)
-             if p.dtype in schema.PLUGIN_DTYPES]  # fmt: skip
-    return [n for n, _ in pairs], [d for _, d in pairs]
+def _codes(names: Sequence[str], ports: Sequence[schema.Port]) -> dict[str, str]:
+    """Inputs or outputs of a node that are another dtype for a plugin, and that dtype."""
+    pairs = zip(names, ports, strict=True)
+    return {name: schema.PLUGIN_DTYPES[p.dtype] for name, p in pairs if p.dtype in schema.PLUGIN_DTYPES}
 
 
 def _retype(graph: onnx.GraphProto, codes: dict[str, str]) -> None:

@@ -44,6 +44,18 @@ def random_bundle(tmp_path_factory: pytest.TempPathFactory, random_checkpoint: P
 
 
 @pytest.fixture(scope="session")
+def quantized_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Experts in BF16, FP8 and NVFP4, residual and caches in FP8. Read it, never write into it."""
+    from flashnext.export.graphs.bundle import ExportOptions, export_bundle
+
+    options = ExportOptions(capacity=64, slots=2, residual_form="fp8-dynamic", kv_cache_dtype="fp8")
+    checkpoint = make_once(
+        tmp_path_factory, "quantized_checkpoint", lambda folder: write_random_checkpoint(folder, quantization="mixed")
+    )
+    return make_once(tmp_path_factory, "quantized_bundle", lambda folder: export_bundle(checkpoint, folder, options))
+
+
+@pytest.fixture(scope="session")
 def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trained `models/small`, exported. Read it, never write into it."""
     from flashnext.export.graphs.bundle import ExportOptions, export_bundle

@@ -32,8 +32,9 @@ from flashnext.export.ops.ports import Port as Port
 
 DOMAIN = "flashnext"
 VERSION = 1
-PLUGIN_NAMESPACE, PLUGIN_VERSION = DOMAIN, str(VERSION)
-"""Under which TensorRT's registry knows the ops' plugins; the name is the op's."""
+PLUGIN_NAMESPACE, PLUGIN_VERSION = "", str(VERSION)
+"""Under which TensorRT's registry knows the ops' plugins; the name is the op's. Both are what TensorRT's ONNX parser
+looks for where a node does not say otherwise."""
 PLUGIN_DTYPES = {"C": "float8_e4m3fn", "uint8": "int8"}
 """What a plugin takes in place of bytes: TensorRT allows UINT8 at a network's edge only."""
 

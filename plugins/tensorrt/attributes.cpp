@@ -18,7 +18,11 @@ using FieldType = nvinfer1::PluginFieldType;
 constexpr char kForm[] = "form", kAliased[] = "aliased", kVersion[] = "op_version", kDigest[] = "op_table";
 constexpr int32_t kMaxFields = 64, kMaxText = 256;
 
-std::string quoted(const std::string& text) { return "'" + text + "'"; }
+// Texts come from files: what is no printable ASCII becomes a question mark.
+std::string quoted(std::string text) {
+  std::replace_if(text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return "'" + text + "'";
+}
 
 [[noreturn]] void wrong_type(const PluginField& field, const char* wanted) {
   throw Fault("attribute " + quoted(field.name) + " must be " + wanted + ", found field type " +
@@ -138,8 +142,8 @@ void Attributes::take_form(const OpRow& op, const PluginField& field) {
 
 void Attributes::check_plan() const {
   if (version_ == kOpVersion && digest_ == kTableDigest) return;
-  throw Fault("the engine was built with version " + std::to_string(version_) + " of the ops (table " + digest_ +
-              "), this library has version " + std::to_string(kOpVersion) + " (table " + kTableDigest +
+  throw Fault("the engine was built with version " + std::to_string(version_) + " of the ops (table " +
+              quoted(digest_) + "), this library has version " + std::to_string(kOpVersion) + " (table " + quoted(kTableDigest) +
               "). Build the engine again, or load the library that it was built with");
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include "abi.h"
@@ -15,13 +16,18 @@ using nvinfer1::DataType;
 
 constexpr DataType kTypes[] = {DataType::kFLOAT, DataType::kBF16, DataType::kHALF,
                                DataType::kFP8,   DataType::kINT32, DataType::kINT8};
-constexpr const char* kNames[] = {"float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "uint8"};
+// Of DataType's values.
+constexpr const char* kNames[] = {"FLOAT", "HALF", "INT8", "INT32", "BOOL", "UINT8",
+                                  "FP8",   "BF16", "INT64", "INT4", "FP4",  "E8M0"};
 
 // Up to this many steps a workspace is computed for each; beyond, no kernel changes its way of working, and sizes only
 // grow with the steps.
 constexpr int64_t kStepsOneByOne = 1024;
 
-std::string name_of(int dtype) { return dtype < 0 ? "unsupported" : kNames[dtype]; }
+std::string name_of(DataType type) {
+  const auto number = size_t(type);
+  return number < std::size(kNames) ? kNames[number] : "a type of number " + std::to_string(int32_t(type));
+}
 
 // Where a kernel only looks whether a pointer is there.
 alignas(16) char somewhere[16];
@@ -58,10 +64,9 @@ Dtypes bind_dtypes(const OpRow& op, const FormRow& form, std::span<const DataTyp
   for (size_t i = 0; i < inputs.size(); i++) {
     const PortRow& port = form.inputs[i];
     if (accepts(op, port, dtype_of(inputs[i]), bound)) continue;
-    std::string wanted = port.type.variable < 0 ? name_of(port.type.fixed) : "";
-    if (port.type.variable >= 0 && bound[port.type.variable] >= 0) wanted = name_of(bound[port.type.variable]);
-    throw Fault(std::string(port.name) + " has the dtype " + name_of(dtype_of(inputs[i])) +
-                (wanted.empty() ? ", for which there is no kernel here" : ", which must be " + wanted));
+    const int wanted = resolve(port.type, bound);
+    throw Fault(std::string(port.name) + " is " + name_of(inputs[i]) +
+                (wanted < 0 ? ", for which there is no kernel here" : " and must be " + name_of(type_of(wanted))));
   }
   return bound;
 }

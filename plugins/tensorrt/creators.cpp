@@ -16,8 +16,7 @@ namespace {
 class Creator final : public nvinfer1::IPluginCreatorV3One {
  public:
   explicit Creator(const OpRow& op)
-      : op_(op), version_(std::to_string(kOpVersion)), fields_(field_names(op)),
-        collection_{int32_t(fields_.size()), fields_.data()} {}
+      : op_(op), fields_(field_names(op)), collection_{int32_t(fields_.size()), fields_.data()} {}
 
   nvinfer1::IPluginV3* createPlugin(const char* name, const nvinfer1::PluginFieldCollection* fields,
                                     nvinfer1::TensorRTPhase phase) noexcept override {
@@ -30,12 +29,11 @@ class Creator final : public nvinfer1::IPluginCreatorV3One {
   }
   const nvinfer1::PluginFieldCollection* getFieldNames() noexcept override { return &collection_; }
   const char* getPluginName() const noexcept override { return op_.name; }
-  const char* getPluginVersion() const noexcept override { return version_.c_str(); }
-  const char* getPluginNamespace() const noexcept override { return ""; }
+  const char* getPluginVersion() const noexcept override { return FLASHNEXT_PLUGIN_VERSION; }
+  const char* getPluginNamespace() const noexcept override { return FLASHNEXT_PLUGIN_NAMESPACE; }
 
  private:
   const OpRow& op_;
-  const std::string version_;
   const std::vector<nvinfer1::PluginField> fields_;
   const nvinfer1::PluginFieldCollection collection_;
 };

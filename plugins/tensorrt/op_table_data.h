@@ -11,6 +11,8 @@
 #include "tensorrt/op_table.h"
 
 #define FLASHNEXT_OP_VERSION 1
+#define FLASHNEXT_PLUGIN_VERSION "1"
+#define FLASHNEXT_PLUGIN_NAMESPACE ""
 #define FLASHNEXT_OP_TABLE "2059935eecbb03a7"
 
 namespace flashnext::trt {

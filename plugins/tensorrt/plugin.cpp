@@ -148,10 +148,9 @@ nvinfer1::IPluginCapability* Plugin::getCapabilityInterface(nvinfer1::PluginCapa
   return nullptr;
 }
 
-const char* Plugin::getPluginVersion() const noexcept {
-  static const std::string version = std::to_string(kOpVersion);
-  return version.c_str();
-}
+const char* Plugin::getPluginVersion() const noexcept { return FLASHNEXT_PLUGIN_VERSION; }
+
+const char* Plugin::getPluginNamespace() const noexcept { return FLASHNEXT_PLUGIN_NAMESPACE; }
 
 Plugin* Plugin::copy_of() const { return new Plugin(op_, name_, attributes_, is_building_); }
 

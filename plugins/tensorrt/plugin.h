@@ -37,7 +37,7 @@ class Plugin final : public nvinfer1::IPluginV3,
   // IPluginV3OneCore
   const char* getPluginName() const noexcept override { return op_.name; }
   const char* getPluginVersion() const noexcept override;
-  const char* getPluginNamespace() const noexcept override { return ""; }
+  const char* getPluginNamespace() const noexcept override;
 
   // IPluginV3OneBuildV2
   int32_t getNbOutputs() const noexcept override { return int32_t(form().outputs.size()); }

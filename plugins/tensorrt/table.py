@@ -25,8 +25,6 @@ from flashnext.plugins.params import FORMATS, Field, Params, field_of_port, read
 
 FILE = Path(__file__).with_name("op_table_data.h")
 
-CODES = "C"
-"""Type variable of E4M3 codes: always typed for a plugin."""
 COMBINATIONS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "GatedResidual": {"float32": (), "bfloat16": ()},
     "NgramInjection": {"float32": (), "bfloat16": ()},
@@ -88,6 +86,8 @@ def text() -> str:
         '#include "tensorrt/op_table.h"',
         "",
         f"#define FLASHNEXT_OP_VERSION {schema.VERSION}",
+        f'#define FLASHNEXT_PLUGIN_VERSION "{schema.PLUGIN_VERSION}"',
+        f'#define FLASHNEXT_PLUGIN_NAMESPACE "{schema.PLUGIN_NAMESPACE}"',
         f'#define FLASHNEXT_OP_TABLE "{digest()}"',
         "",
         "namespace flashnext::trt {",
@@ -110,7 +110,7 @@ class _OpWriter:
         self.params: Params = read_params(self.name)
         self.struct = f"{op.name}Params"
         self.sizes = _sizes(op)
-        self.variables = [v for v in op.type_variables if v != CODES]
+        self.variables = [v for v in op.type_variables if v not in schema.PLUGIN_DTYPES]
         self.programs: dict[str, int] = {}
         self.code: list[str] = []
 
@@ -219,7 +219,9 @@ class _OpWriter:
         """{type variable or -1, fixed dtype}."""
         if dtype in self.variables:
             return f"{{{self.variables.index(dtype)}, 0}}"
-        return f"{{-1, {FORMATS['float8_e4m3fn' if dtype == CODES else dtype]}}}"
+        # Packed bytes are INT8 for TensorRT and uint8 for kernels, so only codes are typed here.
+        typed = schema.PLUGIN_DTYPES[dtype] if dtype in self.op.type_variables else dtype
+        return f"{{-1, {FORMATS[typed]}}}"
 
     def program(self, dim: Dim) -> int:
         """Number of the dimension's program in kCode, where each ends with kEnd."""

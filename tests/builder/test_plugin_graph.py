@@ -10,21 +10,10 @@ import pytest
 from onnx import TensorProto
 
 from flashnext.builder.plugin_graph import plugin_form
-from flashnext.export.checkpoint.random_checkpoint import write_random_checkpoint
 from flashnext.export.errors import BundleError
-from flashnext.export.graphs.bundle import ExportOptions, export_bundle
 from flashnext.export.ops import onnx_schemas, schema
 
 GRAPHS = ("head", "body", "mtp", "mtp_draft")
-
-
-@pytest.fixture(scope="module")
-def quantized_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Experts in BF16, FP8 and NVFP4, and a residual in FP8."""
-    folder = tmp_path_factory.mktemp("quantized")
-    checkpoint = write_random_checkpoint(folder / "checkpoint", quantization="mixed")
-    export_bundle(checkpoint, folder / "bundle", ExportOptions(capacity=64, slots=2, residual_form="fp8-dynamic"))
-    return folder / "bundle"
 
 
 @pytest.fixture(params=["plain", "quantized"])

@@ -51,7 +51,7 @@ def field(name: str, kind: str, data: Any) -> Any:
 
 def create(registry: Any, errors: Errors, request: dict[str, Any]) -> dict[str, Any]:
     """Ask a creator for a plugin."""
-    creator = registry.get_creator(request["op"], "1", "")
+    creator = registry.get_creator(request["op"], request.get("version", "1"), request.get("namespace", ""))
     data = [content(kind, value) for _, kind, value in request["fields"]]
     fields = [field(name, kind, d) for (name, kind, _), d in zip(request["fields"], data, strict=True)]
     phase = getattr(trt.TensorRTPhase, request["phase"])

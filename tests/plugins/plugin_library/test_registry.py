@@ -103,7 +103,7 @@ def check_registry(path: Path, folder: Path) -> dict[str, Any]:
     found = probe(path, [*good, *(request for _, request, _ in bad)], folder)
     assert [c["name"] for c in found["creators"]] == [op.name for op in schema.OPS]
     for creator, op in zip(found["creators"], schema.OPS, strict=True):
-        assert (creator["version"], creator["namespace"]) == (str(schema.VERSION), "")
+        assert (creator["version"], creator["namespace"]) == (schema.PLUGIN_VERSION, schema.PLUGIN_NAMESPACE)
         assert creator["fields"] == [*FIELDS, *([a.name, KINDS[a.kind]] for a in op.attributes)]
     for request, result in zip(good, found["results"], strict=False):
         assert result == {"made": True, "log": []}, request

@@ -151,7 +151,7 @@ class Injector {
       fault("shapes: input " + std::to_string(i) + " without expression", again);
       in[i] = kept;
     }
-    in.back().d[0] = builder.constant(987654);
+    in.back().d[in.back().nbDims - 1] = builder.constant(987654);
     fault("shapes: another constant", again);
     in = shapes_of(given_, step_, builder);
     const int before = builder.operations;
