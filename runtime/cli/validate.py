@@ -54,6 +54,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     add("--per-layer", action="store_true", help="compare inside the graphs, and name the block that is wrong")
     add("--report", metavar="FILE", help="write an HTML page with a plot of the error by layer")
     add("--checkpoint", metavar="FOLDER", help="where the weights are, if they have moved")
+    add("--engine-path", metavar="FOLDER", help="tensorrt: the engine's folder (default: found below BUNDLE/engines)")
     add("--tokens", type=whole_number(1), default=0, help="length of the prefill (default: short)")
     add("--tolerance", type=number, help=TOLERANCE_HELP)
     add("--seed", type=whole_number(0), default=0, help="of the random tokens (default: 0)")
@@ -68,7 +69,8 @@ def execute(arguments: argparse.Namespace) -> int:
     from flashnext.runtime.validation import page
     from flashnext.runtime.validation.validator import validate
 
-    names = ("engine", "reference", "golden", "per_layer", "checkpoint", "tokens", "tolerance", "seed", "threads")
+    names = ("engine", "reference", "golden", "per_layer", "checkpoint", "engine_path")
+    names += ("tokens", "tolerance", "seed", "threads")
     report = validate(Path(arguments.bundle), **{name: getattr(arguments, name) for name in names})
     if arguments.report:
         page.write(report, Path(arguments.report))

@@ -40,6 +40,10 @@ def open_engine(
     if kind not in ENGINES:
         raise EngineError(f"There is no engine {kind!r}; choose one of {', '.join(ENGINES)}.")
     if kind.startswith("tensorrt"):
+        if watch:
+            raise EngineError(
+                f"A plan does not show what happens inside its graph; {kind} is compared without --per-layer."
+            )
         from flashnext.runtime.engines.tensorrt.opening import open_graph
 
         return open_graph(kind, graph, bundle, manifest)

@@ -68,8 +68,10 @@ class StepLimits:
     """The largest steps that an engine was built for."""
 
     sequences: int
+    prompts: int
+    """sequences in a step of more than W tokens each"""
     tokens: int
-    """of one sequence"""
+    """of each in such a step"""
     logit_rows: int
 
     def check_sequences(self, count: int) -> None:
@@ -93,9 +95,17 @@ class EngineSet:
 
 
 def open_engines(
-    kind: str, bundle: Path, manifest: Manifest, checkpoint: Checkpoint, options: EngineOptions | None = None
+    kind: str,
+    bundle: Path,
+    manifest: Manifest,
+    checkpoint: Checkpoint,
+    options: EngineOptions | None = None,
+    resident: bool = True,
 ) -> EngineSet:
     """Open every graph of a bundle and bind weights and states.
+
+    Args:
+        resident: let an engine on a device leave there what only other graphs take; else all outputs are numpy arrays.
 
     Raises:
         EngineError: unknown engine, not installed, or it does not fit.
@@ -106,7 +116,8 @@ def open_engines(
     if kind in TENSORRT:
         from flashnext.runtime.engines.tensorrt.opening import open_bundle
 
-        return open_bundle(kind, bundle, manifest, checkpoint, options.engine_path, options.expert_memory == "host")
+        in_host = options.expert_memory == "host"
+        return open_bundle(kind, bundle, manifest, checkpoint, options.engine_path, in_host, resident)
     states = allocate_states(manifest)
     bound = {**load_weights(manifest, checkpoint), **states}
     engines = {}

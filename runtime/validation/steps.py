@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import GraphSpec, Manifest
 from flashnext.runtime.engines.base import Array, numpy_dtype
+from flashnext.runtime.engines.engine_set import StepLimits
 from flashnext.runtime.hand_over import HandOver
 
 DEFAULT_PREFILL = 24
@@ -34,6 +35,8 @@ class Step:
     past_len: tuple[int, ...]
     accepted: tuple[int, ...]
     new_len: tuple[int, ...]
+    slots: tuple[int, ...] = ()
+    """Of the rows; the first ones in reverse order when empty."""
 
     @property
     def valid(self) -> NDArray[np.bool_]:
@@ -41,29 +44,34 @@ class Step:
         return np.arange(self.tokens) < np.array(self.new_len)[:, None]
 
 
-def plan(manifest: Manifest, prefill: int = 0, ragged: bool = True) -> list[Step]:
+def plan(manifest: Manifest, prefill: int = 0, ragged: bool = True, limits: StepLimits | None = None) -> list[Step]:
     """The steps for a bundle; `prefill` 0 means a chunk just long enough to be committed at once.
 
-    Without `ragged` every row is full, so that no step writes what must go nowhere into a state's last row.
+    Without `ragged` every row is full, so that no step writes what must go nowhere into a state's last row. For an
+    engine with `limits` to its steps, prompts may have to come one by one.
 
     Raises:
         RequestError: a chunk that the bundle's slots cannot hold.
     """
     length = prefill or max(DEFAULT_PREFILL, manifest.window + 1)
-    room = manifest.capacity - STEPS_AFTER_PREFILL
+    room = min(manifest.capacity - STEPS_AFTER_PREFILL, limits.tokens if limits else manifest.capacity)
     if not manifest.window < length <= room:
         raise RequestError(
             f"A prefill of {length} tokens does not fit: it has to be longer than the window ({manifest.window}) and "
-            f"leave {STEPS_AFTER_PREFILL} of {manifest.capacity} tokens free. Choose --tokens from "
-            f"{manifest.window + 1} to {room}, or export with a larger --capacity."
+            f"leave {STEPS_AFTER_PREFILL} of {manifest.capacity} tokens free, and the engines have to take it. Choose "
+            f"--tokens from {manifest.window + 1} to {room}, or export with a larger --capacity."
         )
-    rows = min(2, manifest.slots)
+    rows = min(2, manifest.slots, limits.sequences if limits else 2)
     first = (length, length - length // 4 if ragged else length)[:rows]
     verified = min(VERIFIED, manifest.window)
     kept = (min(2, verified), verified)[:rows]
     none, one = (0,) * rows, (1,) * rows
+    prompts = [Step("prefill", length, none, none, first)]
+    if limits and limits.prompts < rows:
+        names = ("prefill", "prefill of another")
+        prompts = [Step(names[i], length, (0,), (0,), (first[i],), (rows - 1 - i,)) for i in range(rows)]
     return [
-        Step("prefill", length, none, none, first),
+        *prompts,
         Step("decode", 1, first, none, one),
         Step("verify", verified, _add(first, one), one, (verified,) * rows),
         Step("after verify", 1, _add(first, one, kept), kept, one),
@@ -108,7 +116,7 @@ class FeedMaker:
         shape = (rows, step.tokens)
         values: dict[str, Any] = {
             "token_ids": random.integers(0, config.vocab_size, shape),
-            "slots": np.arange(rows)[::-1],
+            "slots": step.slots or np.arange(rows)[::-1],
             "past_len": step.past_len,
             "accepted": step.accepted,
             "new_len": step.new_len,

@@ -11,6 +11,7 @@ so an error is blamed on the graph that makes it; with `per_layer`, on the block
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from flashnext.export.graphs.manifest import GraphSpec, Manifest
 from flashnext.export.progress import progress_bar
 from flashnext.runtime.engines import open_engine
 from flashnext.runtime.engines.base import Array, Engine
+from flashnext.runtime.engines.engine_set import TENSORRT, EngineOptions, EngineSet, StepLimits, open_engines
 from flashnext.runtime.golden.folder import GOLDEN, Golden
 from flashnext.runtime.model_runner import open_checkpoint
 from flashnext.runtime.states import allocate_states
@@ -50,6 +52,7 @@ class Wishes:
     golden: Golden | None = None
     per_layer: bool = False
     threads: int | None = None
+    engine_path: str | Path | None = None
 
 
 class Participants:
@@ -60,12 +63,30 @@ class Participants:
         self._bundle, self._wishes = bundle, wishes
         self._checkpoint = open_checkpoint(manifest, checkpoint)
         self._weights = load_weights(manifest, self._checkpoint)
-        self._states = {name: allocate_states(manifest) for name in wishes.names if name != GOLDEN}
+        others = [name for name in wishes.names if name not in (GOLDEN, *TENSORRT)]
+        self._states = {name: allocate_states(manifest) for name in others}
+        self._plans = (
+            {} if wishes.per_layer else {name: self._open_plans(name) for name in wishes.names if name in TENSORRT}
+        )
+        self._opened: list[StepRunner] = []
+        """What ran the last graph. The draft layer's two graphs share states; an engine on a device keeps its own copy,
+        and the second graph finds it as long as the first is there."""
 
     def run(self, graph: str, steps: list[Step], feeds: list[dict[str, Array]]) -> RunResults:
         """Everyone over all steps of one graph, the reference first."""
-        runners = [self._runner(name, graph, steps) for name in self._wishes.names]
+        runners = self._opened = [self._runner(name, graph, steps) for name in self._wishes.names]
         return Comparator.run(runners, data_loader=feeds, warm_up=0)
+
+    @property
+    def limits(self) -> StepLimits | None:
+        """The largest steps that all engines take."""
+        found = [dataclasses.astuple(s.limits) for s in self._plans.values() if s.limits]
+        return StepLimits(*map(min, zip(*found, strict=True))) if found else None
+
+    def close(self) -> None:
+        """Let go of engines on devices."""
+        for opened in self._plans.values():
+            opened.close()
 
     def _runner(self, name: str, graph: str, steps: list[Step]) -> StepRunner:
         golden = self._wishes.golden
@@ -74,7 +95,13 @@ class Participants:
             return SavedRunner(name, self.manifest.graphs[graph], saved)
         return EngineRunner(name, self._open(name, graph), steps)
 
+    def _open_plans(self, kind: str) -> EngineSet:
+        options = EngineOptions(engine_path=self._wishes.engine_path)
+        return open_engines(kind, self._bundle, self.manifest, self._checkpoint, options, resident=False)
+
     def _open(self, kind: str, graph: str) -> Engine:
+        if kind in self._plans:
+            return self._plans[kind].engines[graph]
         engine = open_engine(
             kind,
             graph,
@@ -102,6 +129,7 @@ def validate(
     seed: int = 0,
     tolerance: float | None = None,
     threads: int | None = None,
+    engine_path: str | Path | None = None,
 ) -> Report:
     """Compare engines with a reference on seeded steps of every graph.
 
@@ -113,6 +141,7 @@ def validate(
         tokens: length of the prefill (0: a short one); only one longer than the indexer's budget makes sparse
             attention choose.
         tolerance: largest error that passes, in standard deviations of each output.
+        engine_path: the engine folder of `tensorrt` or `tensorrt-rtx`, where it is not the one for this GPU.
 
     Raises:
         RequestError: options that contradict one another.
@@ -124,14 +153,17 @@ def validate(
     folder = Path(bundle)
     manifest = Manifest.read(folder)
     saved = None if golden is None else Golden.open(golden, manifest)
-    wishes = Wishes(_names(engine, reference, saved, per_layer), saved, per_layer, threads)
+    wishes = Wishes(_names(engine, reference, saved, per_layer), saved, per_layer, threads, engine_path)
     participants = Participants(folder, manifest, checkpoint, wishes)
     residual_in_fp8, cache_in_fp8 = manifest.residual_mode != "plain", manifest.kv_cache_dtype == "fp8"
     allowed = FP8_TOLERANCE if residual_in_fp8 else TOLERANCES[manifest.dtype]
     comparison = DeviationCompare(allowed if tolerance is None else tolerance, residual_in_fp8 or cache_in_fp8)
-    source = SeededSteps(manifest, tokens, seed) if saved is None else SavedSteps(saved)
-    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):  # the report says it all; Polygraphy would log to standard output
-        _compare_graphs(participants, comparison, source)
+    try:
+        source = SavedSteps(saved) if saved else SeededSteps(manifest, tokens, seed, limits=participants.limits)
+        with G_LOGGER.verbosity(G_LOGGER.CRITICAL):  # the report says it all; Polygraphy would log to standard output
+            _compare_graphs(participants, comparison, source)
+    finally:
+        participants.close()
     return _report(manifest, wishes, comparison)
 
 
@@ -168,10 +200,12 @@ def _report(manifest: Manifest, wishes: Wishes, comparison: DeviationCompare) ->
 class SeededSteps:
     """Steps with random tokens; a graph takes what the reference gave for the same step in the graphs before it."""
 
-    def __init__(self, manifest: Manifest, tokens: int, seed: int, ragged: bool = True) -> None:
+    def __init__(
+        self, manifest: Manifest, tokens: int, seed: int, ragged: bool = True, limits: StepLimits | None = None
+    ) -> None:
         self._manifest = manifest
         self._maker = FeedMaker(manifest, seed)
-        self._steps = plan(manifest, tokens, ragged)
+        self._steps = plan(manifest, tokens, ragged, limits)
         self._known: list[dict[str, Array]] = [{} for _ in self._steps]
 
     def steps_of(self, graph: str) -> list[Step]:

@@ -23,7 +23,7 @@ from flashnext.builder.engine_manifest import EngineGraph, Profile
 from flashnext.export.errors import EngineError
 from flashnext.export.graphs.manifest import GraphSpec, TensorSpec
 from flashnext.runtime.engines.base import Array, check_array, numpy_dtype
-from flashnext.runtime.engines.tensorrt.arrays import DeviceArray, Joined
+from flashnext.runtime.engines.tensorrt.arrays import Buffer, DeviceArray, Joined
 from flashnext.runtime.engines.tensorrt.plan import Context, Plan
 from flashnext.runtime.engines.tensorrt.session import Session
 from flashnext.runtime.engines.tensorrt.shapes import choose, most_bytes, plan_form
@@ -67,7 +67,10 @@ class TensorRTEngine:
         self._extra = set(graph.weights) - self._inputs.keys()
         self._states: dict[str, DeviceState] = {}
         self._bound: dict[str, int] = {}
-        self._outputs = {t.name: session.buffer(most_bytes(t, spec, graph)) for t in spec.outputs if t.role != "state"}
+        self._outputs = {
+            t.name: session.buffer(output_bytes(t, spec, graph)) for t in spec.outputs if t.role != "state"
+        }
+        self._larger: dict[str, Buffer] = {}
         self._consumed = session.device.new_event()
         self._ids = self._staging([t for t in spec.inputs if _is_small(t)], on_side=False)
         self._large: dict[str, Staging] = {}
@@ -179,8 +182,9 @@ class TensorRTEngine:
         for name, state in self._states.items():
             context.set_address(name, state.current.address)
             context.set_address(self.spec.states[name], state.target.address)
-        for name, buffer in self._outputs.items():
-            context.set_address(name, buffer.memory.address)
+        for spec in self.spec.outputs:
+            if spec.name in self._outputs:
+                context.set_address(spec.name, self._buffer(spec, sizes).memory.address)
         context.execute(stream)
         self._runs[key] += 1
         if profile.name == "decode" and self._runs[key] >= CAPTURED_AFTER and not self.capture_failure:
@@ -201,13 +205,22 @@ class TensorRTEngine:
             device.synchronize(stream)
             device.release_graph(self._captured.popitem(last=False)[1])
 
+    def _buffer(self, spec: TensorSpec, sizes: Mapping[str, int]) -> Buffer:
+        """Where an output goes: its usual place, or one for the logits of a whole chunk, made when first needed."""
+        needed = math.prod(sizes[d] if isinstance(d, str) else d for d in spec.shape) * numpy_dtype(spec.dtype).itemsize
+        if needed <= self._outputs[spec.name].memory.nbytes:
+            return self._outputs[spec.name]
+        if spec.name not in self._larger:
+            self._larger[spec.name] = self._session.buffer(most_bytes(spec, self.spec, self._graph))
+        return self._larger[spec.name]
+
     def _collect(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The outputs that are not states; waits for the device if one of them goes to the host."""
         session, found = self._session, dict[str, Any]()
         for spec in self.spec.outputs:
             if spec.name not in self._outputs:
                 continue
-            buffer, dtype = self._outputs[spec.name], numpy_dtype(spec.dtype)
+            buffer, dtype = self._buffer(spec, sizes), numpy_dtype(spec.dtype)
             shape = [sizes[d] if isinstance(d, str) else d for d in spec.shape]
             if spec.name in self._resident:
                 address = buffer.memory.address
@@ -223,6 +236,12 @@ def _context(profile: Profile, plan: Plan, session: Session) -> Context:
     context = plan.context(profile.index, session.stream)
     session.attach(context, plan.scratch_bytes())
     return context
+
+
+def output_bytes(tensor: TensorSpec, spec: GraphSpec, graph: EngineGraph) -> int:
+    """Bytes of an output's usual place. A prompt's step wants one row of logits; a score wants all of its chunk's (half
+    a gigabyte at 512 tokens), and gets a place of its own."""
+    return most_bytes(tensor, spec, graph, "decode" if "N" in tensor.shape else "") or most_bytes(tensor, spec, graph)
 
 
 def _is_small(spec: TensorSpec) -> bool:

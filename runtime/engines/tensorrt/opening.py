@@ -22,7 +22,7 @@ from flashnext.runtime.engines.engine_set import EngineSet, StepLimits
 from flashnext.runtime.engines.tensorrt import states, weight_stream
 from flashnext.runtime.engines.tensorrt.cuda_device import CudaDevice
 from flashnext.runtime.engines.tensorrt.device import Device
-from flashnext.runtime.engines.tensorrt.engine import TensorRTEngine
+from flashnext.runtime.engines.tensorrt.engine import TensorRTEngine, output_bytes
 from flashnext.runtime.engines.tensorrt.inspection import check_states_stay
 from flashnext.runtime.engines.tensorrt.plan import Library, Plan
 from flashnext.runtime.engines.tensorrt.session import Session
@@ -123,6 +123,7 @@ def step_limits(manifest: Manifest, built: EngineManifest) -> StepLimits:
     prefill = [sizes for name, sizes in found if name == "prefill"] or decode
     return StepLimits(
         sequences=min(sizes["B"][1] for sizes in decode),
+        prompts=min(sizes["B"][1] for sizes in prefill),
         tokens=min(sizes["S"][1] for sizes in prefill),
         logit_rows=min(sizes["N"][1] for sizes in prefill if "N" in sizes),
     )
@@ -267,12 +268,7 @@ def _check_memory(
     experts = sum(weights[w.name] for w in manifest.weights if weight_stream.is_expert(w))
     in_place = all(graph.in_place for graph in graphs.values())
     state_bytes = bytes_per_slot(manifest) * (manifest.slots + 1)
-    buffers = sum(
-        most_bytes(t, manifest.graphs[name], graph)
-        for name, graph in graphs.items()
-        for t in (*manifest.graphs[name].inputs, *manifest.graphs[name].outputs)
-        if t.role not in ("weight", "state")
-    )
+    buffers = sum(_edge_bytes(manifest.graphs[name], graph) for name, graph in graphs.items())
     parts = {
         "weights": sum(weights.values()) - (experts if experts_in_host else 0),
         "states": state_bytes * (1 if in_place else 2),
@@ -287,3 +283,9 @@ def _check_memory(
             f"The engine at {folder} needs {needed / 1e9:.2f} GB of device memory ({shares}), and {free / 1e9:.2f} GB "
             f"of the {device.name} are free. Export the bundle with fewer --slots or less --capacity.{hint}"
         )
+
+
+def _edge_bytes(spec: GraphSpec, graph: EngineGraph) -> int:
+    """What a graph's inputs and outputs of a step take on the device."""
+    inputs = sum(most_bytes(t, spec, graph) for t in spec.inputs if t.role not in ("weight", "state"))
+    return inputs + sum(output_bytes(t, spec, graph) for t in spec.outputs if t.role != "state")

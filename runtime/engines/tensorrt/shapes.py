@@ -67,10 +67,10 @@ def plan_form(tensor: TensorSpec, codes: Mapping[str, str]) -> tuple[str, tuple[
     return dtype, (*axes, columns if isinstance(columns, str) else columns // factor)
 
 
-def most_bytes(tensor: TensorSpec, spec: GraphSpec, graph: EngineGraph) -> int:
-    """Bytes of an input or output at the largest sizes of any profile."""
+def most_bytes(tensor: TensorSpec, spec: GraphSpec, graph: EngineGraph, kind: str = "") -> int:
+    """Bytes of an input or output at the largest sizes of any profile, or of those for one kind of step."""
     most = 0
-    for profile in graph.profiles:
+    for profile in (p for p in graph.profiles if kind in ("", p.name)):
         sizes = {name: high for name, (_, high) in limits(spec, profile).items()}
         most = max(most, math.prod(sizes[d] if isinstance(d, str) else d for d in tensor.shape))
     return most * numpy_dtype(tensor.dtype).itemsize

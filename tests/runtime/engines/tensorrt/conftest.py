@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,13 +18,13 @@ from flashnext.runtime.engines.tensorrt.plan import MODULES, Library
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Gives this process a GPU; arguments are those of HostDevice. Returns the device that is opened next."""
-    for name in (MODULES["tensorrt"][0], MODULES["tensorrt-rtx"][0]):
-        monkeypatch.setitem(sys.modules, name, onnxruntime_plans.module)
+    for kind in MODULES:
+        monkeypatch.setitem(MODULES, kind, (onnxruntime_plans.__name__,))
     Library.open.cache_clear()
 
     def make(seed: int | None = None, **settings: int) -> HostDevice:
         device = HostDevice(seed, **settings)
-        monkeypatch.setattr(onnxruntime_plans.module, "device", device)
+        monkeypatch.setattr(onnxruntime_plans, "device", device)
         monkeypatch.setattr(opening, "new_device", lambda: device)
         return device
 

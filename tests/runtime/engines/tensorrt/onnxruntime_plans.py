@@ -12,10 +12,10 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,12 @@ from flashnext.export.graphs.manifest import GraphSpec, Manifest, TensorSpec
 from flashnext.runtime.engines.base import numpy_dtype
 from flashnext.runtime.engines.tensorrt.host_device import HostDevice
 
-VERSION = "11.4.0.106"
+__version__ = VERSION = "11.4.0.106"
+module = sys.modules[__name__]
+device: HostDevice | None = None
+"""Whose streams runs are queued on; set by the tests."""
+enqueued = 0
+loaded_libraries: list[str] = []
 SCRATCH_BYTES = 4096
 ALIGNMENT = 256
 
@@ -193,6 +198,7 @@ class IExecutionContext:
         return True
 
     def execute_async_v3(self, stream_handle: int) -> bool:
+        global enqueued
         spec = self._engine.spec
         if self._scratch[1] < SCRATCH_BYTES:
             return self._refuse("IExecutionContext::enqueueV3: no device memory was set")
@@ -209,9 +215,10 @@ class IExecutionContext:
         same = {self._addresses[a] == self._addresses[b] for a, b in spec.states.items()}
         if same - {self._engine.plan["in_place"]}:
             return self._refuse("IExecutionContext::enqueueV3: an aliased output is not at its input's address")
-        addresses, scratch, device = dict(self._addresses), self._scratch[0], module.device
-        device.queue(stream_handle, lambda: self._work(device, addresses, sizes, scratch))
-        module.enqueued += 1
+        enqueued += 1
+        host, addresses, scratch = device, dict(self._addresses), self._scratch[0]
+        assert host is not None
+        host.queue(stream_handle, lambda: self._work(host, addresses, sizes, scratch))
         return True
 
     def _work(self, device: HostDevice, addresses: Mapping[str, int], sizes: Mapping[str, int], scratch: int) -> None:
@@ -236,7 +243,7 @@ class IExecutionContext:
 
 class IPluginRegistry:
     def load_library(self, plugin_path: str) -> object | None:
-        module.loaded_libraries.append(plugin_path)
+        loaded_libraries.append(plugin_path)
         return object()
 
 
@@ -256,20 +263,3 @@ def ort_value(array: np.ndarray[Any, Any]) -> ort.OrtValue:
         return ort.OrtValue.ortvalue_from_numpy(array)
     bits = array.view({1: np.uint8, 2: np.uint16}[array.dtype.itemsize])
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, ONNX_TYPES[array.dtype.name])
-
-
-module: Any = SimpleNamespace(
-    __version__=VERSION,
-    ILogger=ILogger,
-    Runtime=Runtime,
-    DataType=DataType,
-    TensorIOMode=TensorIOMode,
-    ExecutionContextAllocationStrategy=ExecutionContextAllocationStrategy,
-    LayerInformationFormat=LayerInformationFormat,
-    get_plugin_registry=get_plugin_registry,
-    # Not TensorRT's: the device that runs are queued on, and what was asked of this module.
-    device=None,
-    enqueued=0,
-    loaded_libraries=[],
-)
-"""What stands for `tensorrt`; tests set `module.device`."""

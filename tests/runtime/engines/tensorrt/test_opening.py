@@ -15,10 +15,12 @@ from onnxruntime_plans import module
 from flashnext.builder.engine_manifest import EngineManifest
 from flashnext.export.errors import EngineError, FlashNextError, RequestError
 from flashnext.export.graphs.manifest import Manifest
+from flashnext.plugins.tensorrt import library
 from flashnext.runtime import LLM
+from flashnext.runtime.cli.main import main
 from flashnext.runtime.engines.tensorrt import opening
 from flashnext.runtime.engines.tensorrt.cuda_device import CudaDevice
-from flashnext.runtime.engines.tensorrt.plan import Library
+from flashnext.runtime.engines.tensorrt.plan import MODULES, Library
 
 
 def refusal(bundle: Path, kind: str = "tensorrt", **options: object) -> str:
@@ -130,8 +132,33 @@ def test_an_engine_with_plugins_needs_the_library_that_it_was_built_with(
     assert module.loaded_libraries == ["/plugins.so"]  # once for a process: a second time TensorRT would refuse it
 
 
+def test_another_plugin_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without one, with another one, with the one that the engine was built with."""
+    monkeypatch.setenv("FLASHNEXT_PLUGINS", str(tmp_path / "none.so"))
+    with pytest.raises(EngineError, match=r"needs the plugins that it was built with\. .*none\.so is not a file"):
+        opening.find_plugins(tmp_path, "a" * 64, 90)
+    info = library.LibraryInfo(tmp_path / "plugins.so", "b" * 64, 1, "table", "10.14", ("90",), "sources")
+    monkeypatch.setattr(library, "find", lambda capability: info)
+    with pytest.raises(EngineError, match=r"another plugin library \(SHA-256 aaaaaaaaaaaa…\) than .*plugins\.so \(bbb"):
+        opening.find_plugins(tmp_path, "a" * 64, 90)
+    assert opening.find_plugins(tmp_path, "b" * 64, 90) == tmp_path / "plugins.so"
+
+
+def test_the_command_line_runs_an_engine(engine: Path, machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine()
+    arguments = ["run", str(engine), "--token-ids", "1,2,3", "--temperature", "0", "--max-tokens", "4", "--json"]
+    assert main(arguments) == 0
+    wanted = json.loads(capsys.readouterr().out)["token_ids"]
+    where = str(engine / "engines/tensorrt-sm90")
+    found = [*arguments, "--engine", "tensorrt", "--engine-path", where, "--expert-memory", "host"]
+    assert main(found) == 0
+    assert json.loads(capsys.readouterr().out)["token_ids"] == wanted
+    assert main([*arguments, "--engine", "tensorrt-rtx"]) == 2
+    assert "There is no tensorrt-rtx engine of" in capsys.readouterr().err
+
+
 def test_without_tensorrt_its_package_is_said(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("tensorrt", "tensorrt_bindings"):
+    for name in MODULES["tensorrt"]:
         monkeypatch.setitem(sys.modules, name, None)
     Library.open.cache_clear()
     said = refusal(engine)
