@@ -13,6 +13,7 @@ from onnxruntime_plans import VERSION
 from flashnext.builder.engine_manifest import EngineGraph, EngineManifest, Plan, Profile, Range, bundle_identity
 from flashnext.export.graphs.manifest import GraphSpec, Manifest
 from flashnext.runtime.engines.tensorrt.host_device import HostDevice
+from flashnext.runtime.engines.tensorrt.shapes import plan_form
 
 Machine = Callable[..., HostDevice]
 """The fixture `machine`."""
@@ -48,26 +49,34 @@ def _graph(
     folder: Path, bundle: Path, manifest: Manifest, name: str, kind: str, plan: dict[str, Any], sequences: int
 ) -> EngineGraph:
     spec, in_place = manifest.graphs[name], kind == "tensorrt"
-    ranges = {step: _ranges(spec, manifest.window, step, sequences) for step in ("decode", "prefill")}
+    ranges = {step: _ranges(spec, manifest.window, step, sequences, in_place) for step in ("decode", "prefill")}
     if name == "mtp_draft":
         del ranges["prefill"]
     files = {f"{name}.plan": list(ranges)} if in_place else {f"{name}.{step}.plan": [step] for step in ranges}
-    plans, profiles = [], []
+    plans, profiles, codes = [], [], _codes(spec, in_place)
+    fixed = {"bundle": str(bundle), "graph": name, "in_place": in_place, "codes": codes}
     for file, steps in files.items():
         shapes = [{n: (r.min, r.opt, r.max) for n, r in ranges[step].items()} for step in steps]
-        text = json.dumps({"bundle": str(bundle), "graph": name, "in_place": in_place, "profiles": shapes} | plan)
+        text = json.dumps({**fixed, "profiles": shapes} | plan)
         (folder / file).write_text(text)
         plans.append(Plan(file, hashlib.sha256(text.encode()).hexdigest(), len(text.encode())))
         profiles += [Profile(step, file, index, ranges[step]) for index, step in enumerate(steps)]
-    return EngineGraph(tuple(plans), tuple(profiles), (), dict(spec.states), in_place)
+    return EngineGraph(tuple(plans), tuple(profiles), (), dict(spec.states), in_place, codes)
 
 
-def _ranges(spec: GraphSpec, window: int, step: str, sequences: int) -> dict[str, Range]:
+def _codes(spec: GraphSpec, in_place: bool) -> dict[str, str]:
+    """What holds 8-bit codes, and as what a plan has it: a dtype that plugins may have, or words of four."""
+    names = [t.name for t in (*spec.inputs, *spec.outputs) if t.dtype in ("uint8", "float8_e4m3fn")]
+    return dict.fromkeys(names, "float8_e4m3fn" if in_place else "int32")
+
+
+def _ranges(spec: GraphSpec, window: int, step: str, sequences: int, in_place: bool) -> dict[str, Range]:
     decode = {"B": (1, 1, sequences), "S": (1, 1, window), "N": (1, 1, sequences * window)}
     prefill = {"B": (1, 1, 1), "S": (window + 1, CHUNK, CHUNK), "N": (1, 1, CHUNK)}
     sizes = decode if step == "decode" else prefill
+    codes = _codes(spec, in_place)
     return {
-        t.name: Range(*(tuple(sizes[d][i] if isinstance(d, str) else d for d in t.shape) for i in range(3)))
-        for t in spec.inputs
-        if any(isinstance(d, str) for d in t.shape)
+        t.name: Range(*(tuple(sizes[d][i] if isinstance(d, str) else d for d in shape) for i in range(3)))
+        for t, shape in ((t, plan_form(t, codes)[1]) for t in spec.inputs)
+        if any(isinstance(d, str) for d in shape)
     }

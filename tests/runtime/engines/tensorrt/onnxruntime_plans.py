@@ -143,10 +143,11 @@ class ICudaEngine:
         return TensorIOMode.INPUT if self.find(name)[1] else TensorIOMode.OUTPUT
 
     def get_tensor_dtype(self, name: str) -> DataType:
-        return DTYPES[self.find(name)[0].dtype]
+        return DTYPES[self.plan["codes"].get(name, self.find(name)[0].dtype)]
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(-1 if isinstance(d, str) else d for d in self.find(name)[0].shape)
+        shape = [-1 if isinstance(d, str) else d for d in self.find(name)[0].shape]
+        return (*shape[:-1], shape[-1] // 4) if self.plan["codes"].get(name) == "int32" else tuple(shape)
 
     def create_execution_context(self, strategy: ExecutionContextAllocationStrategy) -> IExecutionContext:
         return IExecutionContext(self)

@@ -135,7 +135,7 @@ def test_an_engine_with_plugins_needs_the_library_that_it_was_built_with(
 def test_another_plugin_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without one, with another one, with the one that the engine was built with."""
     monkeypatch.setenv("FLASHNEXT_PLUGINS", str(tmp_path / "none.so"))
-    with pytest.raises(EngineError, match=r"needs the plugins that it was built with\. .*none\.so is not a file"):
+    with pytest.raises(EngineError, match=r"needs the plugin library that it was built with\. .*none\.so is not"):
         opening.find_plugins(tmp_path, "a" * 64, 90)
     info = library.LibraryInfo(tmp_path / "plugins.so", "b" * 64, 1, "table", "10.14", ("90",), "sources")
     monkeypatch.setattr(library, "find", lambda capability: info)
