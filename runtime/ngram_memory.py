@@ -43,6 +43,16 @@ def table_bytes(ngrams: Iterable[NgramSpec], checkpoint: Checkpoint) -> int:
     return sum(checkpoint.tensors[name].length for name in names if name in checkpoint.tensors)
 
 
+def cache_has_room(checkpoint: Checkpoint, read: int, taken: int) -> bool:
+    """Whether the page cache can keep `read` bytes of other tensors beside the n-gram tables, while `taken` are taken.
+
+    Where it cannot, what is read once should be forgotten at once: else it pushes out the table, of which every token
+    reads some rows.
+    """
+    tables = table_bytes((checkpoint.ngram_spec(i) for i in checkpoint.config.ngram_layers), checkpoint)
+    return tables + read + taken <= available_memory()
+
+
 def check_room(kind: str, needed: int, cache_bytes: int = 0) -> None:
     """Refuse a table of so many bytes, or a cache of its rows, that does not fit; or a kind that is not to be had here.
 
@@ -109,17 +119,22 @@ class TableMemory:
         self._held = []
 
     def _copied(self, checkpoint: Checkpoint, names: Sequence[str]) -> list[Array]:
+        """The tensors in one piece, so that a kernel takes a table of several shards as one."""
         infos = [checkpoint.tensors[name] for name in names]
-        arrays = [_huge_array(info.shape, NUMPY_DTYPES[info.dtype]) for info in infos]
+        ends = np.cumsum([info.length for info in infos])
+        whole = _huge_array((int(ends[-1]) if names else 0,), np.dtype(np.uint8))
+        arrays = [
+            whole[end - info.length : end].view(NUMPY_DTYPES[info.dtype]).reshape(info.shape)
+            for info, end in zip(infos, ends, strict=True)
+        ]
         pieces = [
             Piece(info.file, info.offset, array.dtype, array.reshape(-1))
             for info, array in zip(infos, arrays, strict=True)
         ]
         with byte_bar(sum(p.nbytes for p in pieces), "reading the n-gram table") as bar:
             read_into_place(pieces, bar.update, keep_cached=False)
-        if self.kind == "pinned":
-            for array in arrays:
-                self._pin(array)
+        if self.kind == "pinned" and whole.size:
+            self._pin(whole)
         return arrays
 
     def _pin(self, array: Array) -> None:

@@ -3,7 +3,8 @@
 A weight stored as one tensor in the graph's own dtype is a reshaped view of the memory-mapped file. Any other is
 made once: converted to the graph's dtype, or assembled from per-expert tensors. All of these are read together, in
 the order in which they lie in the files (`runtime.reading`); the memory for it is the weights themselves and a few
-buffers, because every part is read straight into its place. Scales are checked once they are there: a wrong one would
+buffers, because every part is read straight into its place; where memory is scarce, the page cache forgets what has
+been read, so that the n-gram table stays in it. Scales are checked once they are there: a wrong one would
 make fluent nonsense.
 """
 
@@ -24,6 +25,7 @@ from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import Manifest, WeightSpec
 from flashnext.export.progress import byte_bar
 from flashnext.runtime.engines.base import Array, numpy_dtype
+from flashnext.runtime.ngram_memory import cache_has_room
 from flashnext.runtime.reading import Piece, read_into_place
 
 EXPERT = "{e}"
@@ -40,7 +42,8 @@ def load_weights(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Array]
     for spec in manifest.weights:
         weights[spec.name], needed = _place(spec, checkpoint)
         pieces += needed
-    _read(pieces)
+    read = sum(p.nbytes for p in pieces)
+    _read(pieces, cache_has_room(checkpoint, read, sum(p.target.nbytes for p in pieces)))
     for spec in manifest.weights:
         check_scales(spec, weights[spec.name])
     return weights
@@ -145,7 +148,7 @@ def check_scales(spec: WeightSpec, scales: Array, begin: int = 0) -> None:
     )
 
 
-def _read(pieces: Iterable[Piece]) -> None:
+def _read(pieces: Iterable[Piece], keep_cached: bool = True) -> None:
     pieces = list(pieces)
     with byte_bar(sum(p.nbytes for p in pieces), "reading weights") as bar:
-        read_into_place(pieces, bar.update)
+        read_into_place(pieces, bar.update, keep_cached=keep_cached)

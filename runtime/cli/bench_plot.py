@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from flashnext.export.errors import RequestError
 from flashnext.export.files import write_whole
 from flashnext.export.svg import Line, standalone
 
-CHARTS = (
+CHARTS: tuple[tuple[str, Callable[[dict[str, Any]], float]], ...] = (
     ("milliseconds to the first token, median", lambda row: row["first_token_ms"]["p50"]),
     ("milliseconds per output token, median", lambda row: row["per_token_ms"]["p50"]),
     ("milliseconds per output token, 99 percent below", lambda row: row["per_token_ms"]["p99"]),

@@ -28,6 +28,7 @@ from flashnext.runtime.engines.base import numpy_dtype
 from flashnext.runtime.engines.tensorrt.arrays import DeviceArray
 from flashnext.runtime.engines.tensorrt.device import Memory
 from flashnext.runtime.engines.tensorrt.session import HostView, Session
+from flashnext.runtime.ngram_memory import cache_has_room
 from flashnext.runtime.reading import Piece, read_into_place
 from flashnext.runtime.weights import Source, check_scales, sources
 
@@ -98,10 +99,12 @@ def load(
         if pinned:
             host += parts.pop(name)
     device = [*chain.from_iterable(parts.values())]
-    with byte_bar(sum(part.nbytes for part in chain(device, host)), "loading weights") as bar:
-        for part in _stream(session, device, weights, buffer_bytes):
+    everything = sum(part.nbytes for part in chain(device, host))
+    keep_cached = cache_has_room(checkpoint, everything, sum(part.nbytes for part in host))
+    with byte_bar(everything, "loading weights") as bar:
+        for part in _stream(session, device, weights, buffer_bytes, keep_cached):
             bar.update(part.nbytes)
-        _read_in_place(host, weights, bar.update)
+        _read_in_place(host, weights, bar.update, keep_cached)
     return weights
 
 
@@ -122,7 +125,7 @@ class _Buffer:
 
 
 def _stream(
-    session: Session, parts: Iterable[Part], weights: Mapping[str, DeviceArray], buffer_bytes: int
+    session: Session, parts: Iterable[Part], weights: Mapping[str, DeviceArray], buffer_bytes: int, keep_cached: bool
 ) -> Iterator[Part]:
     """Bring parts to the device, two buffers in turn; yields each when its copy has been queued."""
     device = session.device
@@ -131,7 +134,7 @@ def _stream(
     with ThreadPoolExecutor(1, thread_name_prefix="weights") as reader:
         for filling, buffer in zip(_fillings(parts, buffer_bytes), cycle(buffers), strict=False):
             device.synchronize_event(buffer.copied)
-            under_way.append((buffer, reader.submit(_read, filling, buffer.memory)))
+            under_way.append((buffer, reader.submit(_read, filling, buffer.memory, keep_cached)))
             if len(under_way) == len(buffers):
                 yield from _copy(session, *under_way.popleft(), weights)
         while under_way:
@@ -166,21 +169,22 @@ def _fillings(parts: Iterable[Part], limit: int) -> Iterator[list[tuple[Part, in
         yield filling
 
 
-def _read(filling: list[tuple[Part, int]], buffer: Memory) -> list[tuple[Part, int]]:
+def _read(filling: list[tuple[Part, int]], buffer: Memory, keep_cached: bool) -> list[tuple[Part, int]]:
     """Fill a buffer from the files, and check what must be right."""
     memory: NDArray[np.uint8] = np.asarray(HostView(buffer))
     targets = [memory[at : at + part.nbytes].view(numpy_dtype(part.spec.dtype)) for part, at in filling]
-    read_into_place(
+    pieces = [
         Piece(part.source.file, part.offset, part.source.dtype, target)
         for (part, _), target in zip(filling, targets, strict=True)
-    )
+    ]
+    read_into_place(pieces, keep_cached=keep_cached)
     for (part, _), target in zip(filling, targets, strict=True):
         check_scales(part.spec, target, part.begin)
     return filling
 
 
 def _read_in_place(
-    parts: Iterable[Part], weights: Mapping[str, DeviceArray], progress: Callable[[int], object]
+    parts: Iterable[Part], weights: Mapping[str, DeviceArray], progress: Callable[[int], object], keep_cached: bool
 ) -> None:
     """Read parts of weights in pinned memory to where they stay."""
     targets = []
@@ -188,6 +192,7 @@ def _read_in_place(
         weight = weights[part.spec.name]
         memory: NDArray[np.uint8] = np.asarray(HostView(Memory(weight.address, weight.nbytes, pinned=True)))
         targets.append((part, memory.view(weight.dtype)[part.begin : part.begin + part.size]))
-    read_into_place((Piece(p.source.file, p.offset, p.source.dtype, target) for p, target in targets), progress)
+    pieces = [Piece(p.source.file, p.offset, p.source.dtype, target) for p, target in targets]
+    read_into_place(pieces, progress, keep_cached=keep_cached)
     for part, target in targets:
         check_scales(part.spec, target, part.begin)
