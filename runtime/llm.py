@@ -96,8 +96,9 @@ class LLM:
         self.tokenizer = Tokenizer.open(Path(bundle))
         self._chat_template = ChatTemplate.open(Path(bundle))
         options = EngineOptions.of(threads=threads, **engine_options)
-        rows = {"ngram_table": ngram_table, "ngram_cache_bytes": ngram_cache_bytes}
-        self._runner: ModelRunner | None = ModelRunner.open(bundle, engine, checkpoint, options=options, **rows)
+        self._runner: ModelRunner | None = ModelRunner.open(
+            bundle, engine, checkpoint, None, options, ngram_table, ngram_cache_bytes
+        )
         self.manifest = self._runner.manifest
         self._score_chunk = self._fit(self._runner, prefill_chunk, max_batch)
         block = self.manifest.config.indexer_compress_ratio
