@@ -57,7 +57,8 @@ class LLM:
             in the page cache), "huge" (a copy in huge pages), "pinned" (a copy that a GPU may read).
         ngram_cache_bytes: memory for rows of a mapped n-gram table that were read before (0: off); for machines whose
             memory does not hold the table.
-        engine_options: fields of `flashnext.runtime.engines.engine_set.EngineOptions`, such as `engine_path`.
+        engine_options: fields of `flashnext.runtime.engines.engine_set.EngineOptions`, such as `engine_path`, or
+            `providers` (those of ONNX Runtime: names or (name, options) pairs).
 
     Raises:
         FlashNextError: a bundle, checkpoint, engine or option that cannot be used, in one sentence.
@@ -100,6 +101,12 @@ class LLM:
             bundle, engine, checkpoint, None, options, ngram_table, ngram_cache_bytes
         )
         self.manifest = self._runner.manifest
+        if prefix_cache_bytes and self._runner.states_elsewhere:
+            self._runner.close()
+            raise RequestError(
+                f"prefix_cache_bytes = {prefix_cache_bytes} needs states that can be read, and the engine {engine} "
+                "keeps them on its device. Leave it out, or choose the engine tensorrt."
+            )
         self._score_chunk = self._fit(self._runner, prefill_chunk, max_batch)
         block = self.manifest.config.indexer_compress_ratio
         self._cache = PrefixCache(self._runner.states, block, prefix_cache_bytes)

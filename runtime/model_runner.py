@@ -78,11 +78,14 @@ class ModelRunner:
         row_sources: Mapping[str, RowSource],
         limits: StepLimits | None = None,
         close: Callable[[], None] = lambda: None,
+        states_elsewhere: bool = False,
     ) -> None:
-        """`close` is called when the runner is closed and lets go of what the engines share."""
+        """`close` is called when the runner is closed and lets go of what the engines share. `states_elsewhere`: see
+        `EngineSet`."""
         self.manifest = manifest
         self.states = states
         self.limits = limits
+        self.states_elsewhere = states_elsewhere
         self._engines = engines
         self._close = close
         self._row_sources = row_sources
@@ -124,7 +127,9 @@ class ModelRunner:
                 undo.callback(sources[n.input].close)
             opened = open_engines(engine, folder, manifest, weights_from, options or EngineOptions(threads))
             undo.pop_all()
-        return cls(manifest, opened.engines, opened.states, sources, opened.limits, opened.close)
+        return cls(
+            manifest, opened.engines, opened.states, sources, opened.limits, opened.close, opened.states_elsewhere
+        )
 
     def step(self, batch: StepBatch, upcoming: Upcoming | None = None) -> StepOutput:
         """Run one step; states of the batch's slots change in place.

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashnext.runtime.cli.engine_options import PROVIDER, provider
 from flashnext.runtime.cli.parser import Commands, Parser, UsageError, check_folder, number, whole_number
 from flashnext.runtime.cli.table import render
 
@@ -27,6 +28,7 @@ examples:
   flashnext validate BUNDLE --per-layer --report out.html     which block differs, and a plot of the error by layer
   flashnext validate BUNDLE --tokens 3000       a prefill above the indexer's budget, so that attention is sparse
   flashnext validate BUNDLE --engine onnxruntime torch:host   several engines, each against PyTorch
+  flashnext validate BUNDLE --provider CUDAExecutionProvider  ONNX Runtime on a GPU
   flashnext validate BUNDLE --golden GOLDEN     against outputs that `flashnext golden` saved; needs no PyTorch
   flashnext validate BUNDLE --json > report.json
 """
@@ -59,6 +61,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     add("--tolerance", type=number, help=TOLERANCE_HELP)
     add("--seed", type=whole_number(0), default=0, help="of the random tokens (default: 0)")
     add("--threads", type=whole_number(1), help="threads of the engines (default: all cores)")
+    add("--provider", action="append", type=provider, dest="providers", metavar="NAME[:OPTION=VALUE,…]", help=PROVIDER)
     add("--json", action="store_true", help="print one JSON object")
     return parser
 
@@ -70,7 +73,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from flashnext.runtime.validation.validator import validate
 
     names = ("engine", "reference", "golden", "per_layer", "checkpoint", "engine_path")
-    names += ("tokens", "tolerance", "seed", "threads")
+    names += ("tokens", "tolerance", "seed", "threads", "providers")
     report = validate(Path(arguments.bundle), **{name: getattr(arguments, name) for name in names})
     if arguments.report:
         page.write(report, Path(arguments.report))

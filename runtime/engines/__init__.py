@@ -12,12 +12,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import EngineError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.engines.base import Engine
+
+if TYPE_CHECKING:
+    from flashnext.runtime.engines.onnxruntime_providers import Provider
 
 ENGINES = ("onnxruntime", "torch", "torch:reference", "torch:device", "torch:host", "tensorrt", "tensorrt-rtx")
 
@@ -31,8 +36,11 @@ def open_engine(
     threads: int | None = None,
     *,
     watch: bool = False,
+    providers: Sequence[Provider] | None = None,
 ) -> Engine:
     """Open one graph of a bundle; with `watch`, its outputs include what happens at its sites (`sites.py`).
+
+    `providers` are those of ONNX Runtime, which the other engines have no use for.
 
     Raises:
         EngineError: unknown engine, or its package is not installed.
@@ -42,7 +50,8 @@ def open_engine(
     if kind.startswith("tensorrt"):
         if watch:
             raise EngineError(
-                f"A plan does not show what happens inside its graph; {kind} is compared without --per-layer."
+                f"A plan of {kind} does not show what happens inside its graph. Compare it without --per-layer; or let "
+                "Polygraphy build one that does: flashnext golden BUNDLE --out FOLDER --per-layer writes the commands."
             )
         from flashnext.runtime.engines.tensorrt.opening import open_graph
 
@@ -59,4 +68,4 @@ def open_engine(
             f"The {kind} engine needs a package that is not installed ({cause}). "
             f"Install it with: pip install 'flashnext-trt[{extra}]'"
         ) from None
-    return OnnxRuntimeEngine(graph, bundle, manifest, checkpoint, threads, watch=watch)
+    return OnnxRuntimeEngine(graph, bundle, manifest, checkpoint, threads, watch=watch, providers=providers)

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 class Engine(Protocol):
-    """One graph, ready to run."""
+    """One graph, ready to run. An engine on a device may say `states_elsewhere = True`: see `bind`."""
 
     spec: GraphSpec
 

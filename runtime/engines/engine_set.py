@@ -7,7 +7,7 @@ opened.close()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class EngineOptions:
     """onnxruntime, torch: threads; their own choice when None."""
     engine_path: str | Path | None = None
     """tensorrt, tensorrt-rtx: the engine folder; BUNDLE/engines/<kind>-<target> for this GPU when None."""
+    providers: Sequence[Any] | None = None
+    """onnxruntime: execution providers, as names or (name, options) pairs; the CPU's when None."""
     expert_memory: str = "device"
     """tensorrt, tensorrt-rtx: where the experts' weights are: "device", or "host" (pinned, read over PCIe)."""
 
@@ -57,6 +59,8 @@ class EngineOptions:
 
     def check(self, kind: str) -> None:
         """Raise a RequestError if something was set that this kind of engine has no use for."""
+        if kind != "onnxruntime" and self.providers:
+            raise RequestError(f"providers are those of the engine onnxruntime; {kind} has none. Leave them out.")
         if kind not in TENSORRT:
             for name, default in (("engine_path", None), ("expert_memory", "device")):
                 if getattr(self, name) != default:
@@ -92,6 +96,8 @@ class EngineSet:
     states: Mapping[str, Any]
     limits: StepLimits | None = None
     close: Callable[[], None] = lambda: None
+    states_elsewhere: bool = False
+    """The engines keep the states on a device, and `states` holds only what they were given."""
 
 
 def open_engines(
@@ -122,6 +128,9 @@ def open_engines(
     bound = {**load_weights(manifest, checkpoint), **states}
     engines = {}
     for name, spec in manifest.graphs.items():
-        engines[name] = open_engine(kind, name, bundle, manifest, checkpoint, options.threads)
+        engines[name] = open_engine(
+            kind, name, bundle, manifest, checkpoint, options.threads, providers=options.providers
+        )
         engines[name].bind({t.name: bound[t.name] for t in spec.inputs if t.role in ("weight", "state")})
-    return EngineSet(engines, states)
+    elsewhere = any(getattr(engine, "states_elsewhere", False) for engine in engines.values())
+    return EngineSet(engines, states, states_elsewhere=elsewhere)

@@ -1,14 +1,15 @@
-"""The `onnxruntime` engine: portable graphs on the CPU, states updated in place.
+"""The `onnxruntime` engine: states updated in place, on the CPU or on the device of an execution provider.
 
 Each state's input and output are bound to one buffer, so a step copies no state. The graph is loaded from bytes and
-its weights from the checkpoint's files, which a session option names. An array is bound by address: whoever owns
-it keeps it, the engine only keeps a reference.
+its weights from the checkpoint's files, which a session option names. On the CPU an array is bound by address: whoever
+owns it keeps it, the engine only keeps a reference. On a device it is copied once and lives on there. Graphs run in
+portable form, or in plugin form for the provider that knows plugins (`onnxruntime_providers.py`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,8 @@ from flashnext.export.files import plain
 from flashnext.export.graphs.manifest import GraphSpec, Manifest, TensorSpec
 from flashnext.runtime.engines.base import Array, numpy_dtype
 from flashnext.runtime.engines.graph_files import read_graph
+from flashnext.runtime.engines.onnxruntime_providers import PLUGIN_DOMAIN, TENSORRT, Provider, Providers, over
 from flashnext.runtime.engines.sites import watched_spec
-
-# ONNX TensorProto.DataType values of the dtypes that numpy has no name of its own for.
-_ONNX_TYPES = {"bfloat16": 16, "float8_e4m3fn": 17}
 
 
 class OnnxRuntimeEngine:
@@ -38,11 +37,13 @@ class OnnxRuntimeEngine:
         threads: int | None,
         *,
         watch: bool = False,
+        providers: Sequence[Provider] | None = None,
     ) -> None:
-        if manifest.dtype != "float32":
+        chosen = Providers.of(providers)
+        if manifest.dtype != "float32" and not chosen.uses_plugins:
             raise EngineError(
-                f"The bundle computes in {manifest.dtype}, for which ONNX Runtime has no kernels on a CPU. "
-                "Export it with --dtype float32, or choose the torch engine."
+                f"The bundle computes in {manifest.dtype}, for which ONNX Runtime lacks kernels. "
+                f"Export it with --dtype float32, or choose the torch engine, or the provider {TENSORRT}."
             )
         _check_files(manifest, checkpoint)
         self.spec: GraphSpec = manifest.graphs[graph]
@@ -51,10 +52,13 @@ class OnnxRuntimeEngine:
         if watch:
             model = _watched(model, manifest, graph)
             self.spec = watched_spec(manifest, graph)
+        self._codes: Mapping[str, str] = {}
+        if chosen.uses_plugins:
+            model, self._codes = _with_plugins(model)
         try:
-            self._session = ort.InferenceSession(
-                model, _session_options(checkpoint.common_parent, threads), ["CPUExecutionProvider"]
-            )
+            self._session = chosen.session(model, _session_options(checkpoint.common_parent, threads))
+        except EngineError:
+            raise
         except Exception as cause:
             reason = plain(str(cause).splitlines()[0]).rstrip(".")
             raise EngineError(f"ONNX Runtime cannot load {path}: {reason}. Export the bundle again.") from cause
@@ -62,6 +66,8 @@ class OnnxRuntimeEngine:
         self._inputs = {t.name: t for t in self.spec.inputs}
         self._outputs = [t for t in self.spec.outputs if t.role != "state"]
         self._bound: dict[str, tuple[Array, ort.OrtValue]] = {}
+        self._memory = chosen.memory()
+        self.states_elsewhere = not self._memory.is_host
         self._binding = self._session.io_binding()
 
     def bind(self, tensors: Mapping[str, Array]) -> None:
@@ -71,7 +77,7 @@ class OnnxRuntimeEngine:
                 continue
             spec = self._inputs[name]
             _check(spec, array)
-            value = _ort_value(array)
+            value = self._memory.bound(array.view(numpy_dtype(self._codes.get(name, spec.dtype))))
             self._bound[name] = (array, value)
             self._binding.bind_ortvalue_input(name, value)
             if name in self.spec.states:
@@ -85,11 +91,11 @@ class OnnxRuntimeEngine:
             spec = self._inputs[name]
             _check(spec, array)
             sizes.update({d: n for d, n in zip(spec.shape, array.shape, strict=True) if isinstance(d, str)})
-            kept.append(_ort_value(array))
+            kept.append(over(array))
             self._binding.bind_ortvalue_input(name, kept[-1])
         outputs = {t.name: _empty(t, sizes) for t in self._outputs}
         for name, array in outputs.items():
-            kept.append(_ort_value(array))
+            kept.append(over(array))
             self._binding.bind_ortvalue_output(name, kept[-1])
         try:
             self._session.run_with_iobinding(self._binding)
@@ -105,6 +111,14 @@ def _watched(model: bytes, manifest: Manifest, graph: str) -> bytes:
     from flashnext.runtime.engines.watched_graph import watch
 
     return watch(onnx.load_from_string(model), manifest, graph).SerializeToString()
+
+
+def _with_plugins(model: bytes) -> tuple[bytes, Mapping[str, str]]:
+    """The graph in plugin form, and the inputs whose bytes it takes as another dtype."""
+    from flashnext.builder.plugin_graph import plugin_form
+
+    made = plugin_form(model, domain=PLUGIN_DOMAIN)
+    return made.model, made.codes
 
 
 def _check_files(manifest: Manifest, checkpoint: Checkpoint) -> None:
@@ -152,14 +166,6 @@ def _check(spec: TensorSpec, array: Array) -> None:
             f"{spec.name} must be contiguous {spec.dtype} of shape {list(spec.shape)}, "
             f"found {array.dtype.name} of shape {list(array.shape)}."
         )
-
-
-def _ort_value(array: Array) -> ort.OrtValue:
-    """An OrtValue over the array's own memory."""
-    if array.dtype.name in _ONNX_TYPES:
-        bits = array.view({1: np.uint8, 2: np.uint16}[array.dtype.itemsize])
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_TYPES[array.dtype.name])
-    return ort.OrtValue.ortvalue_from_numpy(array)
 
 
 def _empty(spec: TensorSpec, sizes: Mapping[str, int]) -> Array:

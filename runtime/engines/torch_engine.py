@@ -45,6 +45,7 @@ class TorchEngine:
             torch.set_num_threads(threads)
         self.spec: GraphSpec = watched_spec(manifest, graph) if watch else manifest.graphs[graph]
         self._device, self._implementation = _implementation(ops)
+        self.states_elsewhere = self._device.type != "cpu"
         self.module = load_graph(checkpoint, manifest.config, options_of(manifest), graph)
         if self._implementation is not reference:
             _settle(self.module, self._device, getattr(torch, manifest.dtype))

@@ -30,6 +30,9 @@ from flashnext.runtime.validation.comparison import TOLERANCES, suspects
 from flashnext.runtime.validation.steps import Step
 from flashnext.runtime.validation.validator import REFERENCE
 
+STORABLE = ("float32", "bfloat16", "int32")
+"""dtypes that Polygraphy can hold, numpy's or PyTorch's."""
+
 
 @dataclass(frozen=True)
 class GoldenOptions:
@@ -93,10 +96,12 @@ def write_golden(
 
 
 def _check(manifest: Manifest, options: GoldenOptions) -> None:
-    if manifest.residual_mode != "plain":
+    ports = [t for graph in manifest.graphs.values() for t in graph.inputs if t.role != "weight"]
+    if bad := next((t for t in ports if t.dtype not in STORABLE), None):
         raise GoldenError(
-            "Polygraphy has no 8-bit floats, and this bundle's graphs hand them on (its residual is in FP8). Write "
-            "golden files of a bundle exported with --residual plain, or compare this one with: flashnext validate"
+            f"Polygraphy has no 8-bit floats, and this bundle's graphs take {bad.name} as {bad.dtype}. Write golden "
+            "files of a bundle exported with --residual plain and without --kv-cache-dtype, or compare this one with: "
+            "flashnext validate"
         )
     if options.weights_as_inputs and any(w.dtype == "uint8" for w in manifest.weights):
         raise GoldenError(

@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from polygraphy.comparator import Comparator, RunResults
@@ -53,6 +54,7 @@ class Wishes:
     per_layer: bool = False
     threads: int | None = None
     engine_path: str | Path | None = None
+    providers: Sequence[Any] | None = None
 
 
 class Participants:
@@ -62,8 +64,8 @@ class Participants:
         self.manifest = manifest
         self._bundle, self._wishes = bundle, wishes
         self._checkpoint = open_checkpoint(manifest, checkpoint)
-        self._weights = load_weights(manifest, self._checkpoint)
         others = [name for name in wishes.names if name not in (GOLDEN, *TENSORRT)]
+        self._weights = load_weights(manifest, self._checkpoint) if others else {}
         self._states = {name: allocate_states(manifest) for name in others}
         self._plans = (
             {} if wishes.per_layer else {name: self._open_plans(name) for name in wishes.names if name in TENSORRT}
@@ -110,6 +112,7 @@ class Participants:
             self._checkpoint,
             self._wishes.threads,
             watch=self._wishes.per_layer,
+            providers=self._wishes.providers if kind == "onnxruntime" else None,
         )
         wanted = {t.name for t in engine.spec.inputs if t.role in ("weight", "state")}
         bound = {**self._weights, **self._states[kind]}
@@ -130,6 +133,7 @@ def validate(
     tolerance: float | None = None,
     threads: int | None = None,
     engine_path: str | Path | None = None,
+    providers: Sequence[Any] | None = None,
 ) -> Report:
     """Compare engines with a reference on seeded steps of every graph.
 
@@ -142,6 +146,7 @@ def validate(
             attention choose.
         tolerance: largest error that passes, in standard deviations of each output.
         engine_path: the engine folder of `tensorrt` or `tensorrt-rtx`, where it is not the one for this GPU.
+        providers: execution providers of ONNX Runtime, as names or (name, options) pairs.
 
     Raises:
         RequestError: options that contradict one another.
@@ -153,7 +158,7 @@ def validate(
     folder = Path(bundle)
     manifest = Manifest.read(folder)
     saved = None if golden is None else Golden.open(golden, manifest)
-    wishes = Wishes(_names(engine, reference, saved, per_layer), saved, per_layer, threads, engine_path)
+    wishes = Wishes(_names(engine, reference, saved, per_layer), saved, per_layer, threads, engine_path, providers)
     participants = Participants(folder, manifest, checkpoint, wishes)
     residual_in_fp8, cache_in_fp8 = manifest.residual_mode != "plain", manifest.kv_cache_dtype == "fp8"
     allowed = FP8_TOLERANCE if residual_in_fp8 else TOLERANCES[manifest.dtype]

@@ -220,7 +220,11 @@ def test_a_file_larger_than_its_arrays(written: Written, manifest: Manifest, tmp
 
 
 def test_fp8_residual_is_refused(random_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = dataclasses.replace(Manifest.read(random_bundle), residual_mode="dynamic")
-    monkeypatch.setattr(Manifest, "read", lambda _: manifest)
+    manifest = Manifest.read(random_bundle)
+    coded = [dataclasses.replace(t, dtype="float8_e4m3fn" if t.name == "r" else t.dtype)
+             for t in manifest.graphs["body"].inputs]  # fmt: skip
+    body = dataclasses.replace(manifest.graphs["body"], inputs=tuple(coded))
+    changed = dataclasses.replace(manifest, graphs={**manifest.graphs, "body": body})
+    monkeypatch.setattr(Manifest, "read", lambda _: changed)
     with pytest.raises(GoldenError, match="--residual plain"):
         write_golden(random_bundle, tmp_path / "golden")
