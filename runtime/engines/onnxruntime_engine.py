@@ -110,7 +110,8 @@ def _watched(model: bytes, manifest: Manifest, graph: str) -> bytes:
 
     from flashnext.runtime.engines.watched_graph import watch
 
-    return watch(onnx.load_from_string(model), manifest, graph).SerializeToString()
+    watched: bytes = watch(onnx.load_from_string(model), manifest, graph).SerializeToString()
+    return watched
 
 
 def _with_plugins(model: bytes) -> tuple[bytes, Mapping[str, str]]:

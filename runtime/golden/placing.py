@@ -57,7 +57,7 @@ class Placing:
     @property
     def nbytes(self) -> int:
         """Of graphs and weights together."""
-        models = sum(m.ByteSize() for forms in self.models.values() for m in forms.values())
+        models: int = sum(m.ByteSize() for forms in self.models.values() for m in forms.values())
         copies = sum((self.checkpoint.common_parent / name).stat().st_size for name in self.copied)
         return models + self.weights.nbytes + copies
 

@@ -193,7 +193,7 @@ def _names(
 def _report(manifest: Manifest, wishes: Wishes, comparison: DeviationCompare) -> Report:
     reference, *engines = wishes.names
     found = (first_fault(manifest, [row for row in comparison.rows if row.engine == name]) for name in engines)
-    notes = ()
+    notes: tuple[str, ...] = ()
     if wishes.golden is not None and wishes.golden.checkpoint != manifest.checkpoint.identity:
         notes = (f"The saved outputs are of another checkpoint ({wishes.golden.checkpoint:.12}…) than the bundle's.",)
     return Report(reference, tuple(engines), comparison.rows, [fault for fault in found if fault], notes)
