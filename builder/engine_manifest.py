@@ -83,8 +83,12 @@ class Plan:
 class EngineGraph:
     """One graph of the bundle. Names, dtypes and shapes of its inputs and outputs are those of the bundle's manifest.
 
-    `codes` are the inputs (all of them bound once) whose bytes the plans take as another 8-bit dtype than the bundle's
-    graph: E4M3 codes as "float8_e4m3fn", packed E2M1 codes as "int8".
+    `weights` are bound once: the bundle's weight inputs, and with `--weights-as-inputs` tensors of the checkpoint by
+    their names there.
+
+    `codes` are inputs and outputs that hold 8-bit codes as another dtype than in the bundle's graph. The bytes are the
+    same: E4M3 codes as "float8_e4m3fn", packed E2M1 codes as "int8", or, for TensorRT for RTX, four of either as one
+    "int32", with a fourth of the columns.
 
     `states` maps each state input to the output that holds it after the step. With `in_place` both are bound to one
     address; without, a plan reads one buffer and writes another, and the two change roles from step to step.
@@ -108,9 +112,12 @@ class PluginLibrary:
 
     sha256: str
     op_version: int
+    op_table: str
+    """Digest of the ops' table that it was made from."""
     headers: str
     """Version of the TensorRT headers that it was compiled with."""
-    capabilities: tuple[int, ...]
+    capabilities: tuple[str, ...]
+    """As nvcc writes them: "90a"."""
 
 
 @dataclass(frozen=True)
@@ -327,8 +334,9 @@ def _profile(raw: Mapping[str, Any]) -> Profile:
 
 
 def _plugins(raw: Mapping[str, Any]) -> PluginLibrary:
-    headers, capabilities = _text(raw["headers"]), _whole_numbers(raw["capabilities"])
-    return PluginLibrary(_text(raw["sha256"]), _whole(raw["op_version"]), headers, capabilities)
+    texts = {name: _text(raw[name]) for name in ("sha256", "op_table", "headers")}
+    capabilities = tuple(map(_text, raw["capabilities"]))
+    return PluginLibrary(**texts, op_version=_whole(raw["op_version"]), capabilities=capabilities)
 
 
 def _text(value: Any) -> str:

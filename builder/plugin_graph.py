@@ -16,7 +16,7 @@ would win, an overload is not looked at, and the node's domain does not matter. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx
@@ -41,7 +41,9 @@ class PluginGraph:
     nodes: Counter[str]
     """By `Op.form`."""
     codes: dict[str, str]
-    """New dtype ("float8_e4m3fn", "int8") of each graph input whose dtype is another than in the bundle."""
+    """New dtype ("float8_e4m3fn", "int8") of each input and output whose dtype is another than in the bundle."""
+    weights: tuple[str, ...] = ()
+    """Initializers that have become inputs: none."""
 
 
 def plugin_form(graph: bytes, domain: str = schema.DOMAIN) -> PluginGraph:
@@ -57,13 +59,11 @@ def plugin_form(graph: bytes, domain: str = schema.DOMAIN) -> PluginGraph:
     model = onnx.load_model_from_string(graph)
     nodes: Counter[str] = Counter()
     codes: dict[str, str] = {}
-    states: dict[str, str] = {}
     for node in model.graph.node:
         if node.domain != schema.DOMAIN:
             continue
         form = check_node(node)
-        codes |= _codes(node.input, form.inputs)
-        states |= _codes(node.output, form.outputs)
+        codes.update(_codes(node, form))
         nodes[f"{node.op_type}.{form.name}"] += 1
         node.ClearField("overload")
         node.domain = domain
@@ -74,9 +74,6 @@ def plugin_form(graph: bytes, domain: str = schema.DOMAIN) -> PluginGraph:
         if opset.domain == schema.DOMAIN:
             opset.domain = domain
     _retype(model.graph, codes)
-    for value in model.graph.output:
-        if value.name in states:
-            value.type.tensor_type.elem_type = PLUGIN_DTYPES[states[value.name]]
     return PluginGraph(model.SerializeToString(), nodes, codes)
 
 
@@ -106,21 +103,24 @@ def _wrong(node: onnx.NodeProto, fault: str) -> BundleError:
     return BundleError(f"The node {node.name!r:.100} ({node.op_type!r:.40}) {fault:.300}. Export the bundle again.")
 
 
-def _codes(names: Sequence[str], ports: Sequence[schema.Port]) -> dict[str, str]:
-    """Inputs or outputs of a node that are another dtype for a plugin, and that dtype."""
-    pairs = zip(names, ports, strict=True)
-    return {name: schema.PLUGIN_DTYPES[p.dtype] for name, p in pairs if p.dtype in schema.PLUGIN_DTYPES}
+def _codes(node: onnx.NodeProto, form: schema.Form) -> Iterator[tuple[str, str]]:
+    """Inputs and outputs of a node that a plugin takes or gives as another dtype, and that dtype."""
+    for names, ports in ((node.input, form.inputs), (node.output, form.outputs)):
+        for name, port in zip(names, ports, strict=True):
+            if port.dtype in schema.PLUGIN_DTYPES:
+                yield name, schema.PLUGIN_DTYPES[port.dtype]
 
 
 def _retype(graph: onnx.GraphProto, codes: dict[str, str]) -> None:
-    inputs = {value.name: value for value in graph.input}
-    for name, dtype in codes.items():
-        if name not in inputs:
-            raise BundleError(f"{name!r:.100} holds 8-bit codes and is no graph input. Export the bundle again.")
-        inputs[name].type.tensor_type.elem_type = PLUGIN_DTYPES[dtype]
-    readers = [n.name for n in _other_nodes(graph) if set(n.input) & codes.keys()]
+    edges = {value.name for value in (*graph.input, *graph.output)}
+    if inside := sorted(codes.keys() - edges):
+        raise BundleError(f"{inside[0]!r:.100} holds 8-bit codes inside the graph. Export the bundle again.")
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.name in codes:
+            value.type.tensor_type.elem_type = PLUGIN_DTYPES[codes[value.name]]
+    readers = [n.name for n in _other_nodes(graph) if {*n.input, *n.output} & codes.keys()]
     if readers:
-        raise BundleError(f"{readers[0]!r:.100} reads codes that only plugins may read. Export the bundle again.")
+        raise BundleError(f"{readers[0]!r:.100} works on codes that only plugins may read. Export the bundle again.")
 
 
 def _other_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

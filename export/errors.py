@@ -44,6 +44,10 @@ class EngineError(FlashNextError):
     """An engine that is not installed, not available here, or does not fit the bundle."""
 
 
+class BuildError(FlashNextError):
+    """An engine that cannot be built as it was asked for, or here."""
+
+
 class PluginError(FlashNextError):
     """Kernels that cannot be built or launched here, or arguments that do not fit them."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from flashnext.export.ops import portable, schema
+from flashnext.export.ops.portable.context import Steps
 
 _DTYPES = {
     ir.DataType.FLOAT: "float32",
@@ -24,8 +25,13 @@ _DTYPES = {
 }
 
 
-def attach(model: ir.Model, window: int) -> Counter[str]:
-    """Give every custom node its form as overload, and the model the functions."""
+def attach(model: ir.Model, window: int, steps: Steps = "any", words: bool = False) -> Counter[str]:
+    """Give every custom node its form as overload, and the model the functions, in place of those that it has.
+
+    `steps` and `words` say what the functions are for (portable.function).
+    """
+    for identifier in [i for i in model.functions if i[0] == schema.DOMAIN]:
+        del model.functions[identifier]
     counts: Counter[str] = Counter()
     made: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in model.graph:
@@ -41,7 +47,7 @@ def attach(model: ir.Model, window: int) -> Counter[str]:
         number = kinds.index(described) + 1
         node.overload = form.name if number == 1 else f"{form.name}_{number}"
         if is_new:
-            _add_function(model, node, form, described)
+            _add_function(model, node, form, {**described, "steps": steps, "words": words})
         counts[f"{op.name}.{form.name}"] += 1
     return counts
 

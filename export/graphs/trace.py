@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from flashnext.export.graphs import plain_nodes
 from flashnext.export.graphs.manifest import GraphSpec, TensorSpec
 from flashnext.export.model.graphs import Graph
 from flashnext.export.ops import onnx_schemas, schema, torch_ops
@@ -68,6 +69,7 @@ def trace(graph: Graph, spec: GraphSpec, parameter_dtypes: dict[str, torch.dtype
     for value, port in zip((*model.graph.inputs, *model.graph.outputs), (*spec.inputs, *spec.outputs), strict=True):
         value.shape = ir.Shape(port.shape)
     _strip_prefix(model)
+    plain_nodes.settle(model)
     return model
 
 

@@ -22,11 +22,12 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from flashnext.export.errors import FlashNextError
-from flashnext.runtime.cli import bench, calibrate, export, golden, info, plugins, residual, run, validate
+from flashnext.runtime.cli import bench, build, calibrate, export, golden, info, plugins, residual, run, validate
 from flashnext.runtime.cli.parser import Parser, UsageError, check_command, check_leftovers
 
 COMMANDS = {
     "export": export,
+    "build": build,
     "run": run,
     "info": info,
     "bench": bench,
@@ -52,6 +53,7 @@ a first run:
   flashnext info CHECKPOINT                      what the checkpoint holds, and the memory it takes
   flashnext export CHECKPOINT BUNDLE             write the ONNX graphs; the weights stay where they are
   flashnext run BUNDLE --prompt "Once upon a"    generate text
+  flashnext build BUNDLE                         build an engine of TensorRT
   flashnext run BUNDLE --chat                    talk to it
   flashnext validate BUNDLE                      compare the graphs with the PyTorch model
   flashnext golden BUNDLE --out FOLDER           save inputs and outputs for other tools to compare with

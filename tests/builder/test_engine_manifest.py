@@ -39,7 +39,7 @@ def manifest() -> EngineManifest:
         in_place=True,
         codes={"layers.0.mlp.experts.down_proj": "int8"},
     )
-    library = PluginLibrary("ab" * 32, 1, "10.14", (90,))
+    library = PluginLibrary("ab" * 32, 1, "12", "10.14", ("90a",))
     return EngineManifest("tensorrt", "11.4.0.106", (90,), "H200", "cd" * 32, "ef" * 32, {"body": graph}, library)
 
 

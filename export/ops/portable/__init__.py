@@ -19,7 +19,14 @@ from collections.abc import Callable, Mapping
 import onnx
 
 from flashnext.export.ops import schema
-from flashnext.export.ops.portable import gated_delta_net, gated_residual, ngram_injection, sparse_attention, sparse_moe
+from flashnext.export.ops.portable import (
+    fp8_codes,
+    gated_delta_net,
+    gated_residual,
+    ngram_injection,
+    sparse_attention,
+    sparse_moe,
+)
 from flashnext.export.ops.portable.builder import Body, Value
 from flashnext.export.ops.portable.context import Context, Steps
 
@@ -39,6 +46,7 @@ def function(
     attributes: Mapping[str, float | str],
     dtypes: Mapping[str, str],
     steps: Steps = "any",
+    words: bool = False,
 ) -> onnx.FunctionProto:
     """The function of one (op, form): overload `form`, the table's inputs, outputs and attributes.
 
@@ -49,13 +57,17 @@ def function(
         steps: "few" gives a function for decode and verification alone (S <= W), "many" one for prefill, neither with a
             branch on the step's size. TensorRT for RTX needs them: it cannot build a loop inside a branch.
         dtypes: dtype of each type variable, as in {"T": "float32", "E": "bfloat16"}.
+        words: the other thing that TensorRT for RTX needs: ports of bytes take words of four codes (fp8_codes.py), and
+            nothing is cast to FP8.
 
     Raises:
         KeyError: unknown op or form, or a size or attribute is missing.
     """
     op = schema.op(op_name)
     ports = op.form(form)
-    body = Body({p.name: dtypes.get(p.dtype, p.dtype) for p in ports.inputs})
+    if words:
+        dtypes = {**dtypes, **dict.fromkeys(("C", fp8_codes.BYTES), fp8_codes.WORDS)}
+    body = Body({p.name: dtypes.get(p.dtype, p.dtype) for p in ports.inputs}, quantizes=words)
     given = {a.size: int(attributes[a.name]) for a in op.attributes if a.size}
     made = BUILDERS[op_name](Context(body, form, {**sizes, **given}, attributes, dtypes, steps))
     outputs = {p.name: made[p.name] for p in ports.outputs}

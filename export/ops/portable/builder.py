@@ -32,6 +32,7 @@ DTYPES = {
     "bfloat16": 16,
     "float8_e4m3fn": 17,
 }
+FP8 = "float8_e4m3fn"
 _NUMPY = {"float32": np.float32, "int32": np.int32, "int64": np.int64, "bool": np.bool_}
 _OPEN_END = 2**63 - 1
 
@@ -117,7 +118,14 @@ class Value:
         return self.op("Slice", starts, ends, self.body.sizes([a for a, _ in cut]))
 
     def cast(self, dtype: str) -> Value:
-        return self if dtype == self.dtype else self.op("Cast", dtype=dtype, to=DTYPES[dtype])
+        if dtype == self.dtype:
+            return self
+        if self.body.quantizes and FP8 in (self.dtype, dtype):
+            one = self.body.constant(1.0, "float32")
+            if dtype == FP8:
+                return self.op("QuantizeLinear", one, dtype=FP8, output_dtype=DTYPES[FP8])
+            return self.op("DequantizeLinear", one, dtype="float32").cast(dtype)
+        return self.op("Cast", dtype=dtype, to=DTYPES[dtype])
 
     def where(self, yes: Operand, no: Operand) -> Value:
         """`yes` where this (bool) holds, else `no`. Unlike a product with a mask it drops NaN."""
@@ -168,9 +176,14 @@ Size = Value | int
 
 
 class Body:
-    """The nodes of one function."""
+    """The nodes of one function.
 
-    def __init__(self, inputs: Mapping[str, str]) -> None:
+    With `quantizes`, casts to and from FP8 are quantizations with a scale of 1, which round alike: TensorRT has no
+    cast to FP8. What is quantized must be float32.
+    """
+
+    def __init__(self, inputs: Mapping[str, str], quantizes: bool = False) -> None:
+        self.quantizes = quantizes
         self.inputs = {name: Value(self, name, dtype) for name, dtype in inputs.items()}
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[tuple[object, ...], Value] = {}

@@ -24,28 +24,29 @@ def pick(c: Context, which: str, experts: Value, lead: tuple[int, ...]) -> Value
     rows, columns = (2 * inner, hidden) if which == "gate_up" else (hidden, inner)
     if c.form == "plain":
         values = c[f"{which}_weight"].gather(experts, 0).cast(FLOAT)
-    elif c.dtypes["C"] != "uint8":
-        raise ValueError(f"a portable SparseMoE takes E4M3 codes as uint8, not {c.dtypes['C']}")
+    elif c.dtypes["C"] not in fp8_codes.STORED:
+        raise ValueError(f"a portable SparseMoE takes E4M3 codes as bytes or words, not {c.dtypes['C']}")
     else:
-        values = (_fp8_block if c.form == "fp8_block" else _nvfp4)(c, which, experts)
+        axes = len(lead) + (2 if which == "gate_up" else 1)  # before a row's columns
+        values = (_fp8_block if c.form == "fp8_block" else _nvfp4)(c, which, experts, axes)
     return values.reshape(*lead, rows, columns)
 
 
-def _fp8_block(c: Context, which: str, experts: Value) -> Value:
+def _fp8_block(c: Context, which: str, experts: Value, axes: int) -> Value:
     scale = c[f"{which}_scale"].gather(experts, 0)
     for axis, size in zip((-2, -1), _matrix(c, which), strict=True):
         block_of = np.arange(size) // number_formats.BLOCK  # repeats a block's scale; the last block may be cut off
         scale = scale.gather(c.body.constant(block_of, "int64"), axis)
-    return fp8_codes.values(c[f"{which}_weight"].gather(experts, 0)) * scale
+    return fp8_codes.values(c[f"{which}_weight"].gather(experts, 0), _matrix(c, which)[1], axes) * scale
 
 
-def _nvfp4(c: Context, which: str, experts: Value) -> Value:
+def _nvfp4(c: Context, which: str, experts: Value, axes: int) -> Value:
     """[experts…, rows, bytes, 2]: the two values of a byte still have an axis of their own."""
+    byte_count, group_count = _matrix(c, which)[1] // 2, _matrix(c, which)[1] // number_formats.GROUP
     table = c.body.constant(number_formats.E2M1_PAIRS, FLOAT)
-    pairs = table.gather(c[f"{which}_weight"].gather(experts, 0).cast("int32"), 0)
+    pairs = table.gather(fp8_codes.numbers(c[f"{which}_weight"].gather(experts, 0), byte_count, axes), 0)
     scale_2 = c[f"{which}_scale_2"].gather(experts, 0).unsqueeze(-1, -2)
-    scale = fp8_codes.values(c[f"{which}_scale"].gather(experts, 0)) * scale_2
-    byte_count = _matrix(c, which)[1] // 2
+    scale = fp8_codes.values(c[f"{which}_scale"].gather(experts, 0), group_count, axes) * scale_2
     group_of = np.arange(byte_count) // (number_formats.GROUP // 2)
     return pairs * scale.gather(c.body.constant(group_of, "int64"), -1).unsqueeze(-1)
 

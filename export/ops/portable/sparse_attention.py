@@ -66,6 +66,7 @@ class Caches:
     """Keys and values [P, C1, Nkv, D] after the step's writes; `scales` [1] of both where they are codes."""
 
     heads: int
+    columns: int
     rows: Rows
     keys: Value
     values: Value
@@ -79,7 +80,8 @@ class Caches:
         place = token.body.concat([i.unsqueeze(3) for i in index], 3)
         held = [state.gather_nd(place) for state in (self.keys, self.values)]
         if self.scales:
-            held = [fp8_codes.values(codes) * scale for codes, scale in zip(held, self.scales, strict=True)]
+            values = [fp8_codes.values(codes, self.columns, 3) for codes in held]  # [G, Nkv, N, D]
+            held = [value * scale for value, scale in zip(values, self.scales, strict=True)]
         keys, values = (x.cast(FLOAT) for x in held)
         return keys, present.unsqueeze(1, 3).where(values, 0.0)
 
@@ -94,12 +96,13 @@ def _write(c: Context, rows: Rows, position: Value, turn: tuple[Value, Value]) -
     scales = tuple(c[name] for name in CACHE_SCALES) if split_form(c.form)[1] else ()
     if not scales:
         stored = [key.cast(c.dtypes["T"]), value]
-    elif c.dtypes["C"] == "uint8":
-        stored = [fp8_codes.rounded(x / scale) for x, scale in zip((key, value.cast(FLOAT)), scales, strict=True)]
+    elif c.dtypes["C"] in fp8_codes.STORED:
+        codes = [fp8_codes.rounded(x / scale) for x, scale in zip((key, value.cast(FLOAT)), scales, strict=True)]
+        stored = [fp8_codes.packed(x, c.dtypes["C"], 3) for x in codes]  # [B, S, Nkv, D]
     else:
-        raise ValueError(f"a portable SparseAttention takes E4M3 codes as uint8, not {c.dtypes['C']}")
+        raise ValueError(f"a portable SparseAttention takes E4M3 codes as bytes or words, not {c.dtypes['C']}")
     states = (c[name].scatter_nd(place, x) for name, x in zip(CACHES, stored, strict=True))
-    return Caches(s["Nkv"], rows, *states, scales)
+    return Caches(s["Nkv"], s["D"], rows, *states, scales)
 
 
 # --- which tokens a query sees ------------------------------

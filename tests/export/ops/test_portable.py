@@ -428,7 +428,9 @@ def test_codes_are_those_of_the_reference() -> None:
     x = np.concatenate([grid, between.astype(np.float32), spread, odd])
     x = np.concatenate([x, -x, [np.float32(np.nan)]]).astype(np.float32)
     body = Body({"x": "float32"})
-    function = body.function("test", "Codes", "", {"y": fp8_codes.rounded(body.inputs["x"])}, ())
+    function = body.function(
+        "test", "Codes", "", {"y": fp8_codes.packed(fp8_codes.rounded(body.inputs["x"]), "uint8", 0)}, ()
+    )
     infos = [onnx.helper.make_tensor_value_info(n, t, [None]) for n, t in (("x", 1), ("y", 2))]
     node = onnx.helper.make_node("Codes", ["x"], ["y"], domain="test")
     imports = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid("test", 1)]
