@@ -38,7 +38,8 @@ Progress = Callable[[str, int, int], object]
 Golden = Callable[[Path, Path], str]
 """Compares a golden prompt: takes the bundle and the engine's folder, returns what was compared, raises where it
 differs."""
-NO_GPU = "no GPU answered where the engine was built"
+NO_GPU = "no GPU that runs the engine answered where it was built"
+NO_REFERENCE = "nothing to compare with is installed: pip install 'flashnext-trt[validate,cpu]'"
 GRAPH_FILE = "graph.onnx"
 
 
@@ -62,7 +63,7 @@ def build_engine(
         with whole_or_nothing(proposal.target, "The engine") as folder:
             manifest = _build_into(folder, proposal, note, progress, start)
             manifest.write(folder)
-            if proposal.gpu and golden:
+            if golden and _runs_here(proposal):
                 manifest = _checked(manifest, folder, golden(proposal.bundle, folder))
     except BaseException:
         if made_parent:
@@ -100,10 +101,14 @@ def _build_into(
         plugins=proposal.plugins,
         hardware_compatible=proposal.options.hardware_compatible,
         version_compatible=proposal.options.version_compatible,
-        golden_note=NO_GPU if proposal.gpu is None else "",
+        golden_note=NO_REFERENCE if _runs_here(proposal) else NO_GPU,
         seconds=round(time.perf_counter() - start, 3),
         producer=f"flashnext-trt {importlib.metadata.version('flashnext-trt')}",
     )
+
+
+def _runs_here(proposal: Proposal) -> bool:
+    return proposal.gpu is not None and proposal.gpu.capability in proposal.capabilities
 
 
 def _checked(manifest: EngineManifest, folder: Path, what: str) -> EngineManifest:
@@ -131,7 +136,8 @@ def _build_graph(
     for plan in plans:
         graph = _form(source, plan, proposal)
         (folder / GRAPH_FILE).write_bytes(graph.model)
-        job = _job(name, plan, proposal)
+        job = _job(plan, proposal)
+        progress(plan.file, 0, 0)
         built = build_in_process(job, folder, lambda *step, file=plan.file: progress(f"{file}: {step[0]}", *step[1:]))
         (folder / GRAPH_FILE).unlink()
         made.append(_described(folder, plan, built))
@@ -153,9 +159,8 @@ def _form(source: bytes, plan: ProposedPlan, proposal: Proposal) -> PluginGraph 
     return portable_form(source, proposal.manifest.window, step, proposal.options.weights_as_inputs)
 
 
-def _job(name: str, plan: ProposedPlan, proposal: Proposal) -> PlanJob:
+def _job(plan: ProposedPlan, proposal: Proposal) -> PlanJob:
     options = proposal.options
-    in_place = options.kind == "tensorrt"
     return PlanJob(
         kind=options.kind,
         graph=GRAPH_FILE,
@@ -168,7 +173,6 @@ def _job(name: str, plan: ProposedPlan, proposal: Proposal) -> PlanJob:
         hardware_compatible=options.hardware_compatible,
         version_compatible=options.version_compatible,
         workspace=options.workspace,
-        states=dict(proposal.manifest.graphs[name].states) if in_place else {},
     )
 
 

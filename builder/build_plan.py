@@ -40,15 +40,13 @@ def build_plan(api: Api, job: PlanJob, report: Report) -> tuple[bytes, list[str]
     api.configure(config, job)
     for ranges in job.profiles:
         _add_profile(builder, config, ranges)
-    import os
-
-    if not os.environ.get("CUDA_NOMON"):
+    if api.tells_progress:
         config.progress_monitor = make_monitor(api.trt, report)
     made = builder.build_serialized_network(network, config)
     if made is None:
         raise BuildError(f"{api.name} {api.version} cannot build {job.graph}: {_last_errors(log)}")
     plan = bytes(made)
-    api.finish(config, plan, job, log)
+    api.finish(config, job)
     return plan, log.lines
 
 
@@ -103,9 +101,8 @@ def make_monitor(trt: Any, report: Report) -> Any:
 
 def _parser_errors(parser: Any) -> str:
     errors = [parser.get_error(i) for i in range(min(parser.num_errors, SHOWN_ERRORS))]
-    return (
-        "; ".join(f"{e.node_operator()} {e.node_name()}: {e.desc().strip()}"[:400] for e in errors) or "no reason given"
-    )
+    reasons = (f"{e.node_operator()} {e.node_name()}: {e.desc().strip()}"[:400] for e in errors)
+    return "; ".join(reasons) or "no reason given"
 
 
 def _last_errors(log: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from flashnext.builder.engine_manifest import Range
 
@@ -16,8 +16,8 @@ class PlanJob:
 
     `graph` is the ONNX file to build and `plan` the file to write, both relative to the process's working folder;
     `weights` is the folder that the graph's external data lies in. `profiles` are the ranges of dynamic inputs, a
-    mapping for each kind of step that the plan takes. `states` maps state inputs to outputs where plugins write them
-    in place (checked after the build). `workspace` limits what a layer may use on the device, in bytes (0: no limit).
+    mapping for each kind of step that the plan takes. `workspace` limits what a layer may use on the
+    device, in bytes (0: no limit).
     """
 
     kind: str
@@ -31,7 +31,6 @@ class PlanJob:
     hardware_compatible: bool = False
     version_compatible: bool = False
     workspace: int = 0
-    states: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

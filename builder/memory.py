@@ -71,7 +71,7 @@ def check_disk(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise BuildError(
-            f"The plans take about {_gb(needed)}, and {folder} has {_gb(free)} free. Name a folder elsewhere with --out."
+            f"The plans take about {_gb(needed)}, and {folder} has {_gb(free)} free. Name another folder with --out."
         )
 
 

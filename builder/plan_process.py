@@ -1,10 +1,10 @@
 """Builds one plan in a process of its own: `build_in_process`, and what runs there.
 
 Why a process: TensorRT ends its process at some faults, which becomes an error here; a build can be ended at once, and
-leaves no memory behind; its peak of memory can be measured; and the same graph gives the same bytes. Builders order
-some of what they write by addresses, so the process has a fixed environment and layout of memory (no randomization of
-addresses where the system lets it choose, no randomized hashes). Kernels that are chosen by timing them on a GPU still
-differ from build to build.
+leaves no memory behind; its peak of memory can be measured; and TensorRT for RTX gives the same bytes for the same
+graph. It orders some of what it writes by addresses, so the process has a fixed environment and layout of memory (no
+randomized addresses where the system lets a process choose, no randomized hashes), one processor, and no callbacks
+for progress, which threads call when they please. With TensorRT, kernels that are timed on a GPU differ anyway.
 
 The job comes on standard input; progress and result go out as JSON lines; what libraries print goes to a log file.
 """
@@ -36,7 +36,7 @@ UNKNOWN_PERSONALITY = 0xFFFFFFFF
 DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl(2)."""
 KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "TMPDIR")
-KEPT_PREFIXES = ("CUDA_", "MALLOC_", "GLIBC", "NVIDIA_", "TENSORRT_")
+KEPT_PREFIXES = ("CUDA_", "NVIDIA_", "TENSORRT_")
 LOG = "build.log"
 LOG_TAIL = 2000
 
@@ -118,9 +118,8 @@ def _wait(child: subprocess.Popen[str]) -> int:
 def _ended(code: int, job: PlanJob, log: Path) -> str:
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
     tail = log.read_bytes()[-LOG_TAIL:].decode(errors="replace").strip()
-    reason = (
-        "It was killed, as the system does when memory runs out." if code == -signal.SIGKILL else f"It said: {tail}"
-    )
+    killed = "It was killed, as the system does when memory runs out."
+    reason = killed if code == -signal.SIGKILL else f"It said: {tail}"
     return f"The process that built {job.plan} ended with {how}. {reason}"
 
 
@@ -172,7 +171,7 @@ def _settle() -> None:
 
 
 def _one_processor() -> None:
-    """Let the builder see a single processor: its pool of threads does next to nothing, but its timing shows in bytes."""
+    """Let the builder see a single processor: its pool of threads does next to nothing, but its timing shows."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 

@@ -93,8 +93,8 @@ def _use_words(graph: onnx.GraphProto, ports: list[str]) -> None:
             columns = kind.shape.dim[-1].dim_value
             if columns % CODES_OF_A_WORD:
                 raise BuildError(
-                    f"{value.name} has rows of {columns} codes, and TensorRT for RTX takes codes {CODES_OF_A_WORD} at a "
-                    "time. Build with --engine tensorrt, or export an unquantized checkpoint."
+                    f"{value.name} has rows of {columns} codes; TensorRT for RTX takes {CODES_OF_A_WORD} at a time. "
+                    "Build with --engine tensorrt, or export an unquantized checkpoint."
                 )
             kind.elem_type, kind.shape.dim[-1].dim_value = TensorProto.INT32, columns // CODES_OF_A_WORD
 

@@ -21,8 +21,8 @@ Sizes = Mapping[str, tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """Sizes of steps: sequences of a decode step (0: every slot), tokens and sequences of a prefill step (0 tokens: 512,
-    or the capacity where that is less)."""
+    """Sizes of steps: sequences of a decode step (0: every slot); tokens (0: 512, or the capacity where that is less)
+    and sequences of a prefill step."""
 
     max_batch: int = 0
     prefill_chunk: int = 0

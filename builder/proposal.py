@@ -30,7 +30,7 @@ class EngineOptions:
 
     `targets` are compute capabilities (120 is 12.0): TensorRT for RTX builds for any of them, TensorRT for the GPU at
     hand. `out` is the engine's folder. `plugins` names a plugin library; without it the one of this installation is
-    taken. `workspace` bounds what one layer may use on the device, in bytes. `only` names graphs to build, of all.
+    taken. `workspace` bounds what one layer may use on the device, in bytes.
     """
 
     kind: str
@@ -154,8 +154,8 @@ def _capabilities(options: EngineOptions, gpu: Gpu | None) -> tuple[int, ...]:
         return _rtx_capabilities(options, gpu)
     if gpu is None:
         raise BuildError(
-            f"{name} builds for the GPU at hand, and none answers here (nvidia-smi). Build on the machine that will run "
-            "the engine; for an RTX GPU, --engine tensorrt-rtx builds without one."
+            f"{name} builds for the GPU at hand, and none answers here (nvidia-smi). Build on the machine that will "
+            "run the engine; for an RTX GPU, --engine tensorrt-rtx builds without one."
         )
     if options.targets and options.targets != (gpu.capability,):
         raise BuildError(
@@ -199,8 +199,8 @@ def _plugins(options: EngineOptions, capabilities: tuple[int, ...]) -> tuple[Plu
     if not found.runs_on(str(capability)):
         built_for = ", ".join(f"sm_{c}" for c in found.capabilities) or "the host alone"
         raise BuildError(
-            f"The plugin library {found.path} was built for {built_for}, and this GPU is sm_{capability}. Build one for "
-            f"it: flashnext plugins build --target {capability}"
+            f"The plugin library {found.path} was built for {built_for}, and this GPU is sm_{capability}. Build one "
+            f"for it: flashnext plugins build --target {capability}"
         )
     about = (found.sha256, found.op_version, found.op_table, found.tensorrt_headers, tuple(found.capabilities))
     return PluginLibrary(*about), found.path.resolve()

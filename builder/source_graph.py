@@ -38,13 +38,14 @@ def read_graph(bundle: Path, spec: GraphSpec) -> bytes:
     content = read_small_file(path, BundleError, "a bundle's graph", MAX_GRAPH_BYTES)
     if hashlib.sha256(content).hexdigest() != spec.sha256:
         raise BundleError(
-            f"{path} is not the graph that its manifest describes: it was damaged or exchanged. Export the bundle again."
+            f"{path} is not the graph that its manifest describes: it was damaged or exchanged. "
+            "Export the bundle again."
         )
     return content
 
 
 def weight_bytes(graph: bytes, manifest: Manifest, folder: Path) -> int:
-    """Bytes of the weights that a graph keeps in the checkpoint's files, which lie in `folder`, as it computes with them.
+    """Bytes of the weights that a graph keeps in the checkpoint's files in `folder`, in the dtype that it computes in.
 
     Raises:
         BundleError: a weight lies elsewhere, or is cut off.
@@ -75,7 +76,8 @@ def _check(name: str, where: dict[str, str], length: int, files: Iterable[str], 
         fits = False
     except OSError as cause:
         raise BundleError(
-            f"{folder / location} cannot be read ({cause.strerror}). Say where the checkpoint is with --checkpoint FOLDER."
+            f"{folder / location} cannot be read ({cause.strerror}). "
+            "Say where the checkpoint is with --checkpoint FOLDER."
         ) from None
     if not fits:
         raise BundleError(f"The weight {plain(name)} does not fit into {folder / location}. Export the bundle again.")

@@ -7,7 +7,9 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tqdm import tqdm
 
 from flashnext.export.errors import BuildError
 from flashnext.export.progress import progress_bar
@@ -15,7 +17,6 @@ from flashnext.runtime.cli.parser import Commands, Parser, whole_number
 from flashnext.runtime.cli.table import amount_of_bytes, render
 
 if TYPE_CHECKING:
-    from flashnext.builder.build import Golden
     from flashnext.builder.engine_manifest import EngineManifest
     from flashnext.builder.proposal import Proposal
 
@@ -82,6 +83,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Run the subcommand."""
     from flashnext.builder.build import build_engine
     from flashnext.builder.proposal import check_memory
+    from flashnext.runtime.engines.tensorrt.golden_prompt import find_check
 
     proposal = _proposal(arguments)
     if arguments.dry_run:
@@ -91,9 +93,9 @@ def execute(arguments: argparse.Namespace) -> int:
     with progress_bar(None, "plans", delay=0) as bar:
         manifest = build_engine(
             proposal,
-            golden=golden_check(arguments),
-            note=lambda line: bar.write(f"flashnext: {line}", file=sys.stderr),
-            progress=lambda what, done, steps: bar.set_description(f"{what} {done}/{steps}"),
+            golden=find_check(arguments.bundle, arguments.checkpoint),
+            note=lambda line: _note(line, bar, getattr(arguments, "verbose", False)),
+            progress=lambda what, done, steps: bar.set_description(f"{what} {done}/{steps}" if steps else what),
         )
     print(json.dumps(dataclasses.asdict(manifest), indent=1) if arguments.json else engine_table(manifest))
     print(f"flashnext: built {proposal.target} in {manifest.seconds:.1f} s", file=sys.stderr)
@@ -101,9 +103,10 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def golden_check(arguments: argparse.Namespace) -> Golden | None:
-    """What compares a golden prompt on this machine's GPU before an engine is kept."""
-    return None
+def _note(line: str, bar: tqdm[NoReturn], verbose: bool) -> None:
+    """TensorRT warns of much that is meant; who wants to read it asks for it."""
+    if verbose:
+        bar.write(f"flashnext: {line}", file=sys.stderr)
 
 
 def _because(manifest: EngineManifest) -> str:
