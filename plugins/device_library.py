@@ -9,8 +9,8 @@ Objects are cached like those of the host execution (host_build.py), one per sou
 
 from __future__ import annotations
 
+import ctypes
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +31,9 @@ from flashnext.plugins.host_build import (
 )
 from flashnext.plugins.kernel_library import KernelLibrary, raise_for
 
+DRIVER = "libcuda.so.1"
+CAPABILITY = (75, 76)
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h."""
 FLAGS = ["-std=c++20", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", f"-I{SOURCES}"]
 
 
@@ -80,10 +83,25 @@ def build(target: str) -> Path:
 
 
 def gpu_target() -> str:
-    """The first GPU's compute capability, as nvcc writes it."""
-    tool = shutil.which("nvidia-smi")
-    command = [tool or "nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False) if tool else None
-    if not run or run.returncode or not run.stdout.strip():
-        raise PluginError("No NVIDIA GPU answers here (nvidia-smi). Name a target, or use the host execution.")
-    return run.stdout.split()[0].replace(".", "")
+    """Compute capability of the first GPU that CUDA shows to this process (CUDA_VISIBLE_DEVICES counts), "90" say.
+
+    Asks the driver itself: a container may lack nvidia-smi, which moreover lists GPUs that the process does not see.
+
+    Raises:
+        PluginError: there is no driver, or no GPU.
+    """
+    try:
+        driver = ctypes.CDLL(DRIVER)
+    except OSError:
+        raise PluginError(
+            f"No NVIDIA driver is here ({DRIVER} cannot be loaded). Name a target, or use the host execution."
+        ) from None
+    device, parts = ctypes.c_int(), (ctypes.c_int(), ctypes.c_int())
+    status = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0)
+    for part, attribute in zip(parts, CAPABILITY, strict=True):
+        status = status or driver.cuDeviceGetAttribute(ctypes.byref(part), attribute, device)
+    if status:
+        raise PluginError(
+            f"The NVIDIA driver shows no GPU (status {status}). Name a target, or use the host execution."
+        )
+    return "".join(str(part.value) for part in parts)

@@ -53,6 +53,13 @@ inline Status cuda_status(cudaError_t error) {
   return error == cudaSuccess ? Status{} : Status{kFailed, cudaGetErrorString(error)};
 }
 
+// Whether the current device has programmatic dependent launch (compute capability 9.0); older ones know no such attribute.
+inline bool can_overlap() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+}
+
 // Programmatic dependent launch: the kernel may start while its predecessor on the stream ends.
 template <class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, void* stream,
@@ -71,7 +78,7 @@ Status launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t share
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<Stream>(stream);
   config.attrs = &overlap;
-  config.numAttrs = 1;
+  config.numAttrs = can_overlap() ? 1 : 0;
   return cuda_status(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 

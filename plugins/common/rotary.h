@@ -52,13 +52,16 @@ __device__ __forceinline__ void normalise_head(Source x, const T* weight, int co
   __syncwarp();
 }
 
-// Column i of the head in `buffer`, turned: column i turns with column i + frequencies.
-__device__ __forceinline__ float rotated(const float* buffer, int i, int position, const Rotation& rotation) {
+// The head in the warp's `buffer`, turned in place: column i turns with column i + frequencies.
+__device__ __forceinline__ void rotate_head(float* buffer, int position, const Rotation& rotation) {
   const int half = rotation.frequencies;
-  if (i >= 2 * half) return buffer[i];
-  const SinCos turn = sine_cosine(float(position) * load(&rotation.inv_freq[i % half]));
-  const float other = i < half ? -buffer[i + half] : buffer[i - half];
-  return (buffer[i] * turn.cos + other * turn.sin) * rotation.scale;
+  for (int i = threadIdx.x % kWarpSize; i < half; i += kWarpSize) {
+    const SinCos turn = sine_cosine(float(position) * load(&rotation.inv_freq[i]));
+    const float low = buffer[i], high = buffer[i + half];
+    buffer[i] = (low * turn.cos - high * turn.sin) * rotation.scale;
+    buffer[i + half] = (high * turn.cos + low * turn.sin) * rotation.scale;
+  }
+  __syncwarp();
 }
 
 }  // namespace flashnext

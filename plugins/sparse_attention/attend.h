@@ -1,6 +1,7 @@
 // Softmax attention over the chosen tokens, in parts that run at once, and their merge with the output gate.
 //
-// A block takes one key head of one query and the tokens of its part, 64 at a time. Four neighbouring threads share a
+// A block of threads takes one key head of one query, whose heads it normalises and rotates (a warp each: some hundred
+// instructions, less than reading them back), and the tokens of its part, 64 at a time. Four neighbouring threads share a
 // token's key, each for a quarter of the query heads; then every thread sums two columns of half the tokens' values for
 // all heads. Cached rows are read once per key head and query; weights and sums are float, parts are merged in order.
 //
@@ -192,9 +193,8 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend(SparseAttentionParam
   const int slot = load(&p.slots[query.row]);
   const Visible visible = visible_tokens(p, query);
   const size_t head_place = tile_place(query, first) * p.heads + kv_head * group;
-  const float* queries = workspace(p).query + (token_place(p, query) * p.heads + kv_head * group) * p.head_dim;
-  for (int i = threadIdx.x; i < group * p.head_dim; i += kAttendThreads) {
-    shared.query[i / p.head_dim][i % p.head_dim] = load(queries + i);
+  for (int head = threadIdx.x / kWarpSize; head < group; head += kAttendThreads / kWarpSize) {
+    prepare_query<T>(p, token_place(p, query), query.position, kv_head * group + head, shared.query[head]);
   }
   if (threadIdx.x < kMaxGroup) {
     shared.largest[threadIdx.x] = -INFINITY;
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend(SparseAttentionParam
 
 // grid: (heads, batch * kStepTile), a thread per column
 template <class T>
-__global__ void __launch_bounds__(kMaxHeadDim) merge(SparseAttentionParams p, int first, int splits) {
+__global__ void __launch_bounds__(kMaxHeadDim, 1) merge(SparseAttentionParams p, int first, int splits) {
   allow_next_launch();
   wait_for_previous_launch();
   const Query query = query_at(p, blockIdx.y / kStepTile, first + blockIdx.y % kStepTile);

@@ -89,19 +89,14 @@ template <class T>
 __device__ __forceinline__ void prepare_rows(const SparseAttentionParams& p, const TileTokens& tokens, int kv_head,
                                              HeadTile queries, float* buffer) {
   const int lane = threadIdx.x % kWarpSize, first_row = threadIdx.x / kWarpSize * kMmaRows;
-  const Rotation rotation{p.inv_freq, p.frequencies, p.rope_scale};
   for (int row = first_row; row < first_row + kMmaRows; row++) {
     const TileRow at = tile_row(p, tokens.tile, kv_head, row);
     if (at.valid) {
       const size_t token = size_t(tokens.tile.row) * p.steps + at.step;
-      const T* from = static_cast<const T*>(p.q_gate) + (token * p.heads + at.head) * 2 * p.head_dim;
-      const auto source = [&](int i) { return load(from + i); };
-      normalise_head(source, static_cast<const T*>(p.q_norm_weight), p.head_dim, p.eps, buffer);
+      prepare_query<T>(p, token, tokens.past + at.step, at.head, buffer);
     }
     for (int i = lane; i < kMaxHeadDim; i += kWarpSize) {
-      const bool there = at.valid && i < p.head_dim;
-      const float value = there ? rotated(buffer, i, tokens.past + at.step, rotation) : 0.0f;
-      *queries.at(row, i) = from_float<BFloat16>(value);
+      *queries.at(row, i) = from_float<BFloat16>(at.valid && i < p.head_dim ? buffer[i] : 0.0f);
     }
     __syncwarp();
   }

@@ -4,12 +4,13 @@
 #include <type_traits>
 
 #include "common/memory.h"
+#include "common/rotary.h"
 #include "sparse_attention/params.h"
 
 namespace flashnext::sparse_attention {
 
 constexpr int kStepTile = 8;       // tokens of each sequence that are worked on at a time without tensor cores
-constexpr int kSplitTokens = 64;   // that a block attends to at a time
+constexpr int kSplitTokens = 64;   // that a block of threads attends to at a time
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxIndexDim = 128;
 constexpr int kMaxIndexHeads = 8;
@@ -59,9 +60,11 @@ __device__ __host__ inline int score_steps(const SparseAttentionParams& p) {
 
 // --- the workspace ----------------------------------------------------------------------------------
 
-// Attention over the chosen tokens is split into this many parts, merged at the end.
+// Attention over the chosen tokens is split into this many parts, merged at the end. Beside the bytes of an E4M3 cache
+// the parts would weigh twice as much, so a part is twice as long there.
 __device__ __host__ inline int split_count(const SparseAttentionParams& p) {
-  return (p.budget_blocks * p.block + p.block + kSplitTokens - 1) / kSplitTokens;
+  const int tokens = p.budget_blocks * p.block + p.block, part = kSplitTokens * (p.K == kFloat8E4M3 ? 2 : 1);
+  return (tokens + part - 1) / part;
 }
 
 // A choice among many index blocks is made in parts: `kept_blocks` of each, and the budget of those.
@@ -75,10 +78,9 @@ __device__ __host__ inline size_t score_stride(const SparseAttentionParams& p) {
   return (size_t(p.index_blocks) + 1) / 2 * 2;
 }
 
-// Without tensor cores there are `query`, `sums` and `parts`, with them `united`.
+// Without tensor cores there are `sums` and `parts`, with them `united`.
 struct Workspace {
-  float* query;        // [batch, steps, heads, head_dim], normalised and rotated
-  float* index_query;  // [batch, steps, index_heads, index_head_dim], likewise
+  float* index_query;  // [batch, steps, index_heads, index_head_dim], normalised and rotated
   float* scores;       // [batch, score_steps, score_stride]
   int* part_keys;      // [batch, score_steps, parts, kept]: scores that parts chose, as ordered integers
   int* part_blocks;    // likewise: their blocks
@@ -97,8 +99,7 @@ __device__ __host__ inline Workspace workspace(const SparseAttentionParams& p) {
   const size_t kept = p.index_blocks > kPartBlocks ? scored * part_count(p.index_blocks) * kept_blocks(p) : 0;
   float* const start = static_cast<float*>(p.workspace);
   Workspace w;
-  w.query = start;
-  w.index_query = w.query + (on_tensor_cores(p) ? 0 : tokens * p.heads * p.head_dim);
+  w.index_query = start;
   w.scores = w.index_query + (p.blocks ? 0 : tokens * p.index_heads * p.index_head_dim);
   w.part_keys = reinterpret_cast<int*>(w.scores + scored * score_stride(p));
   w.part_blocks = w.part_keys + kept;
@@ -117,6 +118,22 @@ __device__ __host__ inline Workspace workspace(const SparseAttentionParams& p) {
 template <class C>
 __device__ __forceinline__ float cache_scale(const float* scale) {
   return std::is_same_v<C, Float8E4M3> && scale ? load(scale) : 1.0f;
+}
+
+// --- queries ----------------------------------------------------------------------------------------
+
+__device__ __forceinline__ Rotation rotation_of(const SparseAttentionParams& p) {
+  return {p.inv_freq, p.frequencies, p.rope_scale};
+}
+
+// A query head at a token (of all sequences') and position, normalised and rotated, by a warp.
+template <class T>
+__device__ __forceinline__ void prepare_query(const SparseAttentionParams& p, size_t token, int position, int head,
+                                              float* buffer) {
+  const T* from = static_cast<const T*>(p.q_gate) + (token * p.heads + head) * 2 * p.head_dim;
+  const auto source = [&](int i) { return load(from + i); };
+  normalise_head(source, static_cast<const T*>(p.q_norm_weight), p.head_dim, p.eps, buffer);
+  rotate_head(buffer, position, rotation_of(p));
 }
 
 // --- a step's rows ----------------------------------------------------------------------------------

@@ -1,42 +1,23 @@
-// First launch: norms and RoPE of queries, keys and index queries; the caches take the step's tokens.
+// First launch: norms and RoPE of keys and index queries; the caches take the step's tokens. (Attention prepares its
+// queries itself.)
 //
 // A warp per head of a token. Index keys are kept raw in a ring; the token that completes a block also pools it: mean
 // of its raw keys in float, norm, RoPE at the block's first position.
 #pragma once
 
-#include "common/rotary.h"
 #include "sparse_attention/plan.h"
 
 namespace flashnext::sparse_attention {
 
 constexpr int kPrepareWarps = 8;
 
-// Query heads that are prepared here: on tensor cores attention does it, when it fills its tile.
-__device__ __host__ inline int query_tasks(const SparseAttentionParams& p) { return on_tensor_cores(p) ? 0 : p.heads; }
-
 __device__ __host__ inline int head_tasks(const SparseAttentionParams& p) {
-  return query_tasks(p) + 2 * p.kv_heads + (p.index_qk ? p.index_heads + 1 : 0);
+  return 2 * p.kv_heads + (p.index_qk ? p.index_heads + 1 : 0);
 }
 
 // Whether the ring has room for the step's raw keys beside those that are still read.
 __device__ __host__ inline bool ring_has_room(const SparseAttentionParams& p) {
   return p.ring >= p.steps + p.block - 1;
-}
-
-__device__ __forceinline__ Rotation rotation_of(const SparseAttentionParams& p) {
-  return {p.inv_freq, p.frequencies, p.rope_scale};
-}
-
-template <class T>
-__device__ __forceinline__ void prepare_query(const SparseAttentionParams& p, const Query& at, int head,
-                                              float* buffer) {
-  const T* from = static_cast<const T*>(p.q_gate) + (token_place(p, at) * p.heads + head) * 2 * p.head_dim;
-  float* out = workspace(p).query + (token_place(p, at) * p.heads + head) * p.head_dim;
-  const auto source = [&](int i) { return load(from + i); };
-  normalise_head(source, static_cast<const T*>(p.q_norm_weight), p.head_dim, p.eps, buffer);
-  for (int i = threadIdx.x % kWarpSize; i < p.head_dim; i += kWarpSize) {
-    store(out + i, rotated(buffer, i, at.position, rotation_of(p)));
-  }
 }
 
 template <class C>
@@ -58,9 +39,8 @@ __device__ __forceinline__ void prepare_key(const SparseAttentionParams& p, cons
   const float scale = cache_scale<C>(p.k_scale);
   const auto source = [&](int i) { return load(from + i); };
   normalise_head(source, static_cast<const T*>(p.k_norm_weight), p.head_dim, p.eps, buffer);
-  for (int i = threadIdx.x % kWarpSize; i < p.head_dim; i += kWarpSize) {
-    store(out + i, in_cache<C>(rotated(buffer, i, at.position, rotation_of(p)), scale));
-  }
+  rotate_head(buffer, at.position, rotation_of(p));
+  for (int i = threadIdx.x % kWarpSize; i < p.head_dim; i += kWarpSize) store(out + i, in_cache<C>(buffer[i], scale));
 }
 
 template <class T, class C>
@@ -87,9 +67,8 @@ __device__ __forceinline__ void prepare_index_query(const SparseAttentionParams&
   float* out = workspace(p).index_query + (token_place(p, at) * p.index_heads + head) * p.index_head_dim;
   const auto source = [&](int i) { return load(from + i); };
   normalise_head(source, static_cast<const T*>(p.index_q_norm_weight), p.index_head_dim, p.eps, buffer);
-  for (int i = threadIdx.x % kWarpSize; i < p.index_head_dim; i += kWarpSize) {
-    store(out + i, rotated(buffer, i, at.position, rotation_of(p)));
-  }
+  rotate_head(buffer, at.position, rotation_of(p));
+  for (int i = threadIdx.x % kWarpSize; i < p.index_head_dim; i += kWarpSize) store(out + i, buffer[i]);
 }
 
 template <class T>
@@ -122,9 +101,8 @@ __device__ __forceinline__ void pool_block(const SparseAttentionParams& p, const
   normalise_head(source, static_cast<const T*>(p.index_k_norm_weight), p.index_head_dim, p.eps, buffer);
   const size_t row = size_t(load(&p.slots[at.row])) * p.index_blocks + first / p.block;
   T* out = static_cast<T*>(p.index_key_state) + row * p.index_head_dim;
-  for (int i = threadIdx.x % kWarpSize; i < p.index_head_dim; i += kWarpSize) {
-    store(out + i, rotated(buffer, i, first, rotation_of(p)));
-  }
+  rotate_head(buffer, first, rotation_of(p));
+  for (int i = threadIdx.x % kWarpSize; i < p.index_head_dim; i += kWarpSize) store(out + i, buffer[i]);
 }
 
 // grid: (batch * steps * tasks / kPrepareWarps)
@@ -140,8 +118,6 @@ __global__ void __launch_bounds__(kPrepareWarps * kWarpSize, 1) prepare(SparseAt
   if (!at.valid) return;
   float* buffer = buffers[threadIdx.x / kWarpSize];
   int task = int(number % head_tasks(p));
-  if (task < query_tasks(p)) return prepare_query<T>(p, at, task, buffer);
-  task -= query_tasks(p);
   if (task < p.kv_heads) return prepare_key<T, C>(p, at, task, buffer);
   task -= p.kv_heads;
   if (task < p.kv_heads) return keep_value<T, C>(p, at, task);
