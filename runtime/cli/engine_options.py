@@ -22,7 +22,7 @@ def add_engine_options(add: Callable[..., Any]) -> None:
     add("--checkpoint", metavar="FOLDER", help="where the weights are, if they have moved")
     add("--threads", type=whole_number(1, 1024), metavar="N", help="onnxruntime, torch: threads of the engine")
     add("--provider", action="append", type=provider, dest="providers", metavar="NAME[:OPTION=VALUE,…]", help=PROVIDER)
-    add("--engine-path", metavar="FOLDER", help="tensorrt: the engine's folder (default: found below BUNDLE/engines)")
+    add_plan_options(add)
     add("--expert-memory", choices=("device", "host"), default="device", help=EXPERT_MEMORY)
 
 
@@ -47,4 +47,16 @@ def provider(text: str) -> tuple[str, dict[str, str]]:
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What was given, as `flashnext.runtime.engines.engine_set.EngineOptions` takes it."""
-    return {name: getattr(arguments, name) for name in ("threads", "providers", "engine_path", "expert_memory")}
+    named = {name: getattr(arguments, name) for name in ("threads", "providers", "expert_memory")}
+    return {**named, **plan_options(arguments)}
+
+
+def add_plan_options(add: Callable[..., Any]) -> None:
+    """Describe those that say which plans are run."""
+    add("--engine-path", metavar="FOLDER", help="tensorrt: the engine's folder (default: found below BUNDLE/engines)")
+    add("--plugins", metavar="FILE", help="tensorrt: the engine's plugin library (default: of this installation)")
+
+
+def plan_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What was given of those."""
+    return {name: getattr(arguments, name) for name in ("engine_path", "plugins")}

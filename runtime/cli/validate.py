@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashnext.runtime.cli.engine_options import PROVIDER, provider
+from flashnext.runtime.cli.engine_options import PROVIDER, add_plan_options, provider
 from flashnext.runtime.cli.parser import Commands, Parser, UsageError, check_folder, number, whole_number
 from flashnext.runtime.cli.table import render
 
@@ -56,7 +56,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     add("--per-layer", action="store_true", help="compare inside the graphs, and name the block that is wrong")
     add("--report", metavar="FILE", help="write an HTML page with a plot of the error by layer")
     add("--checkpoint", metavar="FOLDER", help="where the weights are, if they have moved")
-    add("--engine-path", metavar="FOLDER", help="tensorrt: the engine's folder (default: found below BUNDLE/engines)")
+    add_plan_options(add)
     add("--tokens", type=whole_number(1), default=0, help="length of the prefill (default: short)")
     add("--tolerance", type=number, help=TOLERANCE_HELP)
     add("--seed", type=whole_number(0), default=0, help="of the random tokens (default: 0)")
@@ -72,8 +72,8 @@ def execute(arguments: argparse.Namespace) -> int:
     from flashnext.runtime.validation import page
     from flashnext.runtime.validation.validator import validate
 
-    names = ("engine", "reference", "golden", "per_layer", "checkpoint", "engine_path")
-    names += ("tokens", "tolerance", "seed", "threads", "providers")
+    names = ["engine", "reference", "golden", "per_layer", "checkpoint", "engine_path", "plugins"]
+    names += ["tokens", "tolerance", "seed", "threads", "providers"]
     report = validate(Path(arguments.bundle), **{name: getattr(arguments, name) for name in names})
     if arguments.report:
         page.write(report, Path(arguments.report))

@@ -36,6 +36,8 @@ class EngineOptions:
     """onnxruntime, torch: threads; their own choice when None."""
     engine_path: str | Path | None = None
     """tensorrt, tensorrt-rtx: the engine folder; BUNDLE/engines/<kind>-<target> for this GPU when None."""
+    plugins: str | Path | None = None
+    """tensorrt: the plugin library that the engine was built with, if `flashnext plugins path` is another one."""
     providers: Sequence[Any] | None = None
     """onnxruntime: execution providers, as names or (name, options) pairs; the CPU's when None."""
     expert_memory: str = "device"
@@ -62,7 +64,7 @@ class EngineOptions:
         if kind != "onnxruntime" and self.providers:
             raise RequestError(f"providers are those of the engine onnxruntime; {kind} has none. Leave them out.")
         if kind not in TENSORRT:
-            for name, default in (("engine_path", None), ("expert_memory", "device")):
+            for name, default in (("engine_path", None), ("plugins", None), ("expert_memory", "device")):
                 if getattr(self, name) != default:
                     raise RequestError(f"{name} is for the engines {' and '.join(TENSORRT)}, not for {kind}.")
 
@@ -122,8 +124,7 @@ def open_engines(
     if kind in TENSORRT:
         from flashnext.runtime.engines.tensorrt.opening import open_bundle
 
-        in_host = options.expert_memory == "host"
-        return open_bundle(kind, bundle, manifest, checkpoint, options.engine_path, in_host, resident)
+        return open_bundle(kind, bundle, manifest, checkpoint, options, resident)
     states = allocate_states(manifest)
     bound = {**load_weights(manifest, checkpoint), **states}
     engines = {}

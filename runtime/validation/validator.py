@@ -55,6 +55,7 @@ class Wishes:
     threads: int | None = None
     engine_path: str | Path | None = None
     providers: Sequence[Any] | None = None
+    plugins: str | Path | None = None
 
 
 class Participants:
@@ -98,7 +99,7 @@ class Participants:
         return EngineRunner(name, self._open(name, graph), steps)
 
     def _open_plans(self, kind: str) -> EngineSet:
-        options = EngineOptions(engine_path=self._wishes.engine_path)
+        options = EngineOptions(engine_path=self._wishes.engine_path, plugins=self._wishes.plugins)
         return open_engines(kind, self._bundle, self.manifest, self._checkpoint, options, resident=False)
 
     def _open(self, kind: str, graph: str) -> Engine:
@@ -134,6 +135,7 @@ def validate(
     threads: int | None = None,
     engine_path: str | Path | None = None,
     providers: Sequence[Any] | None = None,
+    plugins: str | Path | None = None,
 ) -> Report:
     """Compare engines with a reference on seeded steps of every graph.
 
@@ -147,6 +149,7 @@ def validate(
         tolerance: largest error that passes, in standard deviations of each output.
         engine_path: the engine folder of `tensorrt` or `tensorrt-rtx`, where it is not the one for this GPU.
         providers: execution providers of ONNX Runtime, as names or (name, options) pairs.
+        plugins: the plugin library of an engine of `tensorrt`, where it is not the one of this installation.
 
     Raises:
         RequestError: options that contradict one another.
@@ -158,7 +161,7 @@ def validate(
     folder = Path(bundle)
     manifest = Manifest.read(folder)
     saved = None if golden is None else Golden.open(golden, manifest)
-    wishes = Wishes(_names(engine, reference, saved, per_layer), saved, per_layer, threads, engine_path, providers)
+    wishes = Wishes(_names(engine, reference, saved, per_layer), saved, per_layer, threads, engine_path, providers, plugins)
     participants = Participants(folder, manifest, checkpoint, wishes)
     residual_in_fp8, cache_in_fp8 = manifest.residual_mode != "plain", manifest.kv_cache_dtype == "fp8"
     allowed = FP8_TOLERANCE if residual_in_fp8 else TOLERANCES[manifest.dtype]

@@ -24,19 +24,27 @@ Check = Callable[[Path, Path], str]
 """Takes the bundle and the engine's folder; returns what was compared, raises where it differs."""
 
 
-def find_check(bundle: str | Path, checkpoint: str | Path | None = None) -> Check | None:
+def find_check(
+    bundle: str | Path, checkpoint: str | Path | None = None, plugins: str | Path | None = None
+) -> Check | None:
     """The check with the best reference that is installed; None where there is none: Polygraphy, and PyTorch or (for a
-    bundle in float32) ONNX Runtime."""
+    bundle in float32) ONNX Runtime. `plugins` is the library that the engine is built with, if it was named."""
     if not _installed("polygraphy"):
         return None
     if _installed("torch"):
-        return partial(golden_check, reference="torch:reference", checkpoint=checkpoint)
+        return partial(golden_check, reference="torch:reference", checkpoint=checkpoint, plugins=plugins)
     if _installed("onnxruntime") and Manifest.read(bundle).dtype == "float32":
-        return partial(golden_check, reference="onnxruntime", checkpoint=checkpoint)
+        return partial(golden_check, reference="onnxruntime", checkpoint=checkpoint, plugins=plugins)
     return None
 
 
-def golden_check(bundle: Path, folder: Path, reference: str, checkpoint: str | Path | None = None) -> str:
+def golden_check(
+    bundle: Path,
+    folder: Path,
+    reference: str,
+    checkpoint: str | Path | None = None,
+    plugins: str | Path | None = None,
+) -> str:
     """Compare an engine with a reference; returns what was compared.
 
     Raises:
@@ -45,7 +53,7 @@ def golden_check(bundle: Path, folder: Path, reference: str, checkpoint: str | P
     from flashnext.runtime.validation.validator import validate
 
     kind = EngineManifest.read(folder).kind
-    report = validate(bundle, kind, checkpoint, reference=reference, engine_path=folder)
+    report = validate(bundle, kind, checkpoint, reference=reference, engine_path=folder, plugins=plugins)
     worst = max(report.rows, key=lambda row: row.relative / row.tolerance)
     found = (
         f"{worst.relative:.1e} standard deviations of {worst.output} in {worst.graph}, tolerance {worst.tolerance:.0e}"

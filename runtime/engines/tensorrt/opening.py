@@ -15,10 +15,10 @@ from pathlib import Path
 
 from flashnext.builder.engine_manifest import ENGINES_FOLDER, FILE_NAME, EngineGraph, EngineManifest, read_plan
 from flashnext.export.checkpoint.reader import Checkpoint
-from flashnext.export.errors import EngineError
+from flashnext.export.errors import EngineError, PluginError
 from flashnext.export.graphs.manifest import GraphSpec, Manifest
 from flashnext.runtime.engines.base import numpy_dtype
-from flashnext.runtime.engines.engine_set import EngineSet, StepLimits
+from flashnext.runtime.engines.engine_set import EngineOptions, EngineSet, StepLimits
 from flashnext.runtime.engines.tensorrt import states, weight_stream
 from flashnext.runtime.engines.tensorrt.cuda_device import CudaDevice
 from flashnext.runtime.engines.tensorrt.device import Device
@@ -50,8 +50,7 @@ def open_bundle(
     bundle: Path,
     manifest: Manifest,
     checkpoint: Checkpoint,
-    engine_path: str | Path | None = None,
-    experts_in_host: bool = False,
+    options: EngineOptions,
     resident: bool = True,
 ) -> EngineSet:
     """Every graph of a bundle, with weights and states in the device's memory.
@@ -63,7 +62,7 @@ def open_bundle(
         EngineError: there is no engine that fits, or the device has too little memory.
         CheckpointError: a weight that is missing or cannot be read.
     """
-    opened = _open(kind, bundle, manifest, engine_path, experts_in_host)
+    opened = _open(kind, bundle, manifest, options)
     session = opened.session
     try:
         in_place = all(graph.in_place for graph in opened.built.graphs.values())
@@ -74,7 +73,7 @@ def open_bundle(
         }
         session.settle()
         specs = [*manifest.weights, *weight_stream.freed(opened.built, manifest, checkpoint)]
-        weights = weight_stream.load(session, specs, checkpoint, experts_in_host)
+        weights = weight_stream.load(session, specs, checkpoint, options.expert_memory == "host")
         for engine in engines.values():
             engine.bind({**weights, **kept})
     except BaseException:
@@ -92,7 +91,7 @@ def open_bundle(
 
 def open_graph(kind: str, graph: str, bundle: Path, manifest: Manifest) -> TensorRTEngine:
     """One graph, whose weights and states are still to be bound; all its outputs are numpy arrays."""
-    opened = _open(kind, bundle, manifest, None, False, only=graph)
+    opened = _open(kind, bundle, manifest, EngineOptions(), only=graph)
     engine = make_engine(opened, manifest, graph, frozenset())
     opened.session.settle()
     weakref.finalize(engine, opened.session.close)
@@ -132,22 +131,17 @@ def step_limits(manifest: Manifest, built: EngineManifest) -> StepLimits:
 # --- finding and checking ---------------------------------------------------------------------------------------------
 
 
-def _open(
-    kind: str,
-    bundle: Path,
-    manifest: Manifest,
-    engine_path: str | Path | None,
-    experts_in_host: bool,
-    only: str = "",
-) -> Opened:
+def _open(kind: str, bundle: Path, manifest: Manifest, options: EngineOptions, only: str = "") -> Opened:
+    """Load the plans of all graphs, or of one, once everything else is known to fit."""
     library, device = Library.open(kind), new_device()
     try:
-        folder, built = find_engine(kind, bundle, device.capability, engine_path)
+        folder, built = find_engine(kind, bundle, device.capability, options.engine_path)
         check_fits(folder, built, kind, bundle, manifest, library, device)
         graphs = [name for name in built.graphs if only in ("", name)]
-        _check_memory(device, folder, manifest, {g: built.graphs[g] for g in graphs}, experts_in_host)
+        in_host = options.expert_memory == "host"
+        _check_memory(device, folder, manifest, {g: built.graphs[g] for g in graphs}, in_host)
         if built.plugins:
-            library.load_plugins(find_plugins(folder, built.plugins.sha256, device.capability))
+            library.load_plugins(find_plugins(folder, built.plugins.sha256, device.capability, options.plugins))
         plans = {name: _load(library, folder, built.graphs[name], manifest.graphs[name]) for name in graphs}
         return Opened(folder, built, Session(device, library), plans)
     except BaseException:
@@ -202,17 +196,16 @@ def check_fits(
         raise EngineError(f"The engine at {folder} lacks the graph {min(missing)}. {again}")
 
 
-def find_plugins(folder: Path, sha256: str, capability: int) -> Path:
-    """The plugin library that an engine was built with.
+def find_plugins(folder: Path, sha256: str, capability: int, named: str | Path | None = None) -> Path:
+    """The plugin library that an engine was built with: the one that is named, or that of this installation.
 
     Raises:
         EngineError: there is none, or another one.
     """
-    from flashnext.export.errors import PluginError
     from flashnext.plugins.tensorrt import library
 
     try:
-        found = library.find(str(capability))
+        found = library.check(named) if named else library.find(str(capability))
     except PluginError as missing:
         raise EngineError(
             f"The engine at {folder} needs the plugin library that it was built with. {missing}"
@@ -220,7 +213,7 @@ def find_plugins(folder: Path, sha256: str, capability: int) -> Path:
     if found.sha256 != sha256:
         raise EngineError(
             f"The engine at {folder} was built with another plugin library (SHA-256 {sha256:.12}…) than {found.path} "
-            f"({found.sha256:.12}…). Build the engine again, or name its library with ${library.VARIABLE}."
+            f"({found.sha256:.12}…). Name its own with --plugins (or ${library.VARIABLE}), or build the engine again."
         )
     return found.path
 

@@ -142,6 +142,9 @@ def test_another_plugin_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
     with pytest.raises(EngineError, match=r"another plugin library \(SHA-256 aaaaaaaaaaaa…\) than .*plugins\.so \(bbb"):
         opening.find_plugins(tmp_path, "a" * 64, 90)
     assert opening.find_plugins(tmp_path, "b" * 64, 90) == tmp_path / "plugins.so"
+    (tmp_path / "text.so").write_text("no library")
+    with pytest.raises(EngineError, match=r"text\.so is not a plugin library of flashnext"):
+        opening.find_plugins(tmp_path, "b" * 64, 90, tmp_path / "text.so")
 
 
 def test_the_command_line_runs_an_engine(engine: Path, machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
