@@ -62,10 +62,12 @@ class TensorRTEngine:
         self.spec = spec
         self._graph, self._session, self._window, self._resident = graph, session, window, resident
         self._inputs = {t.name: t for t in spec.inputs}
+        self._small = {t.name for t in spec.inputs if _is_small(t)}
         self._shapes = {t.name: plan_form(t, graph.codes)[1] for t in spec.inputs}
         self._contexts = {(p.plan, p.index): _context(p, plans[p.plan], session) for p in graph.profiles}
         self._extra = set(graph.weights) - self._inputs.keys()
         self._states: dict[str, DeviceState] = {}
+        self._turning: list[DeviceState] = []
         self._bound: dict[str, int] = {}
         self._outputs = {
             t.name: session.buffer(output_bytes(t, spec, graph)) for t in spec.outputs if t.role != "state"
@@ -76,6 +78,7 @@ class TensorRTEngine:
         self._large: dict[str, Staging] = {}
         self._captured: OrderedDict[Key, int] = OrderedDict()
         self._runs: Counter[Key] = Counter()
+        self._forms: dict[Key, tuple[dict[str, int], Profile]] = {}
         self.capture_failure = ""
         """Why no graphs are captured any more."""
 
@@ -87,11 +90,11 @@ class TensorRTEngine:
             if name in self._inputs:
                 check_array(self._inputs[name], tensor.current if isinstance(tensor, DeviceState) else tensor)
             if isinstance(tensor, DeviceState):
-                self._states[name] = tensor
+                self._set_state(name, tensor)
                 continue
             array = tensor if isinstance(tensor, DeviceArray) else self._session.upload(tensor)
             if name in self.spec.states:
-                self._states[name] = self._new_state(array)
+                self._set_state(name, self._new_state(array))
             else:
                 self._bound[name] = array.address
 
@@ -101,17 +104,13 @@ class TensorRTEngine:
         Raises:
             EngineError: a step that no profile takes, or a failure of TensorRT or CUDA, with its reasons.
         """
-        sizes: dict[str, int] = {}
-        for name, value in feeds.items():
-            sizes |= check_array(self._inputs[name], value)
-        profile = choose(self.spec, self._graph, self._window, sizes)
+        sizes, profile = self._prepared(feeds)
         addresses = self._stage(feeds)
         for name in self._resident & self._outputs.keys():
             self._outputs[name].generation += 1
         self._run(profile, sizes, addresses)
-        for state in self._states.values():
-            if not state.in_place:
-                state.ran()
+        for state in self._turning:
+            state.ran()
         self._session.device.record(self._consumed, self._session.stream)
         return self._collect(sizes)
 
@@ -122,7 +121,21 @@ class TensorRTEngine:
         for staging in (self._ids, *self._large.values()):
             staging.release()
 
+    def _prepared(self, feeds: Mapping[str, Fed]) -> tuple[dict[str, int], Profile]:
+        """The step's sizes and its profile: checked once for each set of shapes, since few come up again and again."""
+        form = tuple([(name, value.shape, value.dtype) for name, value in feeds.items()])
+        if form not in self._forms:
+            sizes: dict[str, int] = {}
+            for name, value in feeds.items():
+                sizes |= check_array(self._inputs[name], value)
+            self._forms[form] = sizes, choose(self.spec, self._graph, self._window, sizes)
+        return self._forms[form]
+
     # --- inputs ---------------------------------------------------------------
+
+    def _set_state(self, name: str, state: DeviceState) -> None:
+        self._states[name] = state
+        self._turning = [state for state in self._states.values() if not state.in_place]
 
     def _new_state(self, first: DeviceArray) -> DeviceState:
         return DeviceState(first, None if self._graph.in_place else self._session.array(first.shape, first.dtype))
@@ -134,7 +147,7 @@ class TensorRTEngine:
         for name, value in feeds.items():
             if isinstance(value, DeviceArray) and value.aligned:
                 addresses[name] = value.address
-            elif _is_small(self._inputs[name]):
+            elif name in self._small:
                 ids[name] = value.copy() if isinstance(value, DeviceArray) else value  # type: ignore[assignment]
                 addresses[name] = self._ids.address(name)
             else:
@@ -168,7 +181,7 @@ class TensorRTEngine:
     def _run(self, profile: Profile, sizes: Mapping[str, int], addresses: Mapping[str, int]) -> None:
         """Queue the step: a captured graph of it, or a run that may be captured for the next time."""
         stream = self._session.stream
-        turned = tuple(s.current.address for s in self._states.values() if not s.in_place)
+        turned = tuple([s.current.address for s in self._turning])
         key = (*sorted(sizes.items()), *addresses.values(), turned)
         if key in self._captured:
             self._captured.move_to_end(key)

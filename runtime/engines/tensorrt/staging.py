@@ -8,7 +8,8 @@ have one of their own, whose copies run on the side stream while the graph befor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ class _Slot:
     bytes: NDArray[np.uint8]
     copied: int
     """Event: what was in it has been copied."""
+    views: dict[Any, Array] = field(default_factory=dict)
+    """The places of inputs by name, shape and dtype, as they come up."""
 
 
 class Staging:
@@ -65,9 +68,12 @@ class Staging:
         self._device.synchronize_event(slot.copied)
         end = 0
         for name, array in arrays.items():
-            begin = self._offsets[name]
-            slot.bytes[begin : begin + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
-            end = max(end, begin + array.nbytes)
+            form = name, array.shape, array.dtype
+            if form not in slot.views:
+                begin = self._offsets[name]
+                slot.views[form] = slot.bytes[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+            slot.views[form][...] = array
+            end = max(end, self._offsets[name] + array.nbytes)
         if self._stream != self._main:
             self._device.wait(self._stream, self._consumed)
         self._device.copy(self._place.address, slot.memory.address, end, self._stream)
