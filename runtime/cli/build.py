@@ -93,7 +93,7 @@ def execute(arguments: argparse.Namespace) -> int:
     with progress_bar(None, "plans", delay=0) as bar:
         manifest = build_engine(
             proposal,
-            golden=find_check(arguments.bundle, arguments.checkpoint),
+            golden=find_check(arguments.bundle, arguments.checkpoint, arguments.plugins),
             note=lambda line: _note(line, bar, getattr(arguments, "verbose", False)),
             progress=lambda what, done, steps: bar.set_description(f"{what} {done}/{steps}" if steps else what),
         )

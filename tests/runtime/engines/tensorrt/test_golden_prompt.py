@@ -61,5 +61,5 @@ def test_without_a_reference_there_is_no_check(random_bundle: Path, monkeypatch:
 
 def test_a_plan_shows_nothing_of_its_inside(engine: Path, machine: Machine) -> None:
     machine()
-    with pytest.raises(EngineError, match="tensorrt is compared without --per-layer"):
+    with pytest.raises(EngineError, match="A plan of tensorrt does not show what happens inside"):
         validate(engine, "tensorrt", per_layer=True)

@@ -122,7 +122,8 @@ def test_an_engine_with_plugins_needs_the_library_that_it_was_built_with(
     machine()
     folder = engine / "engines/tensorrt-sm90"
     raw = json.loads((folder / "engine.json").read_text())
-    raw["plugins"] = {"sha256": "a" * 64, "op_version": 1, "headers": "10.14", "capabilities": [90]}
+    raw["plugins"] = {"sha256": "a" * 64, "op_version": 1, "op_table": "t", "headers": "10.14"}
+    raw["plugins"]["capabilities"] = ["90"]
     (folder / "engine.json").write_text(json.dumps(raw))
     monkeypatch.setattr(opening, "find_plugins", lambda *_: Path("/plugins.so"))
     module.loaded_libraries.clear()

@@ -1,0 +1,165 @@
+"""Host work of the TensorRT engine in a decode step: what Python does before the GPU gets its work, and after.
+
+    python benchmarks/engine_host_time.py BUNDLE [--batch 1] [--steps 5000]
+
+Needs no GPU and no TensorRT: both are played by stand-ins that do nothing (work that is queued is dropped), so what is
+left is the engine itself, the n-gram rows and the model runner. Prints a table and ends with one JSON line; the figure
+is the least of five runs, in microseconds of this process's CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from flashnext.builder.engine_manifest import EngineGraph, EngineManifest, Plan, Profile, bundle_identity
+from flashnext.builder.profiles import ProfileOptions, ranges, step_sizes
+from flashnext.export.errors import message_at_exit
+from flashnext.export.graphs.manifest import GraphSpec, Manifest
+from flashnext.runtime.engines.tensorrt import opening, plan
+from flashnext.runtime.engines.tensorrt.host_device import HostDevice
+from flashnext.runtime.model_runner import ModelRunner, StepBatch
+
+VERSION = "0.0"
+RUNS = 5
+
+
+class Idle:
+    """Any object of TensorRT's: every call succeeds and does nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *arguments: True
+
+
+class IdleEngine:
+    """A plan whose inputs and outputs are the bundle's."""
+
+    device_memory_size_v2 = 1 << 20
+    num_optimization_profiles = 2
+
+    def __init__(self, spec: GraphSpec) -> None:
+        self._tensors = [(t, True) for t in spec.inputs] + [(t, False) for t in spec.outputs]
+        self.num_io_tensors = len(self._tensors)
+
+    def get_tensor_name(self, index: int) -> str:
+        return self._tensors[index][0].name
+
+    def get_tensor_mode(self, name: str) -> bool:
+        return next(is_input for t, is_input in self._tensors if t.name == name)
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        return SimpleNamespace(name=next(t.dtype for t, _ in self._tensors if t.name == name))
+
+    def get_tensor_shape(self, name: str) -> list[int]:
+        shape = next(t.shape for t, _ in self._tensors if t.name == name)
+        return [-1 if isinstance(d, str) else d for d in shape]
+
+    def create_execution_context(self, strategy: object) -> Idle:
+        return Idle()
+
+    def create_engine_inspector(self) -> Any:
+        return SimpleNamespace(get_engine_information=lambda form: '{"Layers": []}')
+
+
+class IdleDevice(HostDevice):
+    """Memory is real, work is dropped."""
+
+    def queue(self, stream: int, work: Callable[[], None]) -> None: ...
+
+    def synchronize_event(self, event: int) -> None: ...
+
+
+def idle_module(manifest: Manifest) -> Any:
+    """What stands for `tensorrt`; a plan's content is the name of its graph."""
+    runtime = SimpleNamespace(deserialize_cuda_engine=lambda name: IdleEngine(manifest.graphs[name.decode()]))
+    severity = SimpleNamespace(INTERNAL_ERROR=0, ERROR=1, WARNING=2)
+    return SimpleNamespace(
+        __version__=VERSION,
+        ILogger=type("ILogger", (), {"Severity": severity}),
+        Runtime=lambda logger: runtime,
+        TensorIOMode=SimpleNamespace(INPUT=True),
+        ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED=2),
+        LayerInformationFormat=SimpleNamespace(JSON=1),
+    )
+
+
+def write_engine(bundle: Path, manifest: Manifest, folder: Path) -> None:
+    """An engine folder with plans that name their graphs."""
+    sizes = step_sizes(manifest, ProfileOptions())
+    graphs = {}
+    for name, spec in manifest.graphs.items():
+        content = name.encode()
+        (folder / f"{name}.plan").write_bytes(content)
+        plans = (Plan(f"{name}.plan", hashlib.sha256(content).hexdigest(), len(content)),)
+        steps = enumerate(sizes.items())
+        profiles = tuple(Profile(step, f"{name}.plan", i, ranges(spec, found)) for i, (step, found) in steps)
+        graphs[name] = EngineGraph(plans, profiles, (), dict(spec.states), in_place=True)
+    identity = manifest.checkpoint.identity
+    EngineManifest("tensorrt", VERSION, (90,), "", bundle_identity(bundle), identity, graphs).write(folder)
+
+
+def measure(runner: ModelRunner, batch: int, steps: int) -> float:
+    """Microseconds of a decode step."""
+    rows = np.arange(batch, dtype=np.int32)
+    length, one = np.full(batch, 5, np.int32), np.ones(batch, np.int32)
+    context = np.zeros((batch, runner.manifest.config.ngram_size - 1), np.int64)
+    step = StepBatch(one[:, None], rows, length, one, one, context, rows)
+    times = []
+    for _ in range(RUNS):
+        start = time.process_time()
+        for _ in range(steps // RUNS):
+            runner.step(step)
+        times.append((time.process_time() - start) / (steps // RUNS))
+    return min(times) * 1e6
+
+
+def run(bundle: Path, batch: int, steps: int) -> Mapping[str, Any]:
+    """Open the bundle in stand-ins and measure."""
+    manifest = Manifest.read(bundle)
+    library = plan.Library("tensorrt", idle_module(manifest))
+    plan.Library.open = lambda kind: library  # type: ignore[method-assign]
+    names = {dtype: dtype for dtype in plan.DTYPES.values()}
+    plan.DTYPES.update(names)
+    opening.new_device = IdleDevice
+    folder = Path(tempfile.mkdtemp(prefix="engine_host_time-"))
+    try:
+        write_engine(bundle, manifest, folder)
+        from flashnext.runtime.engines.engine_set import EngineOptions
+
+        runner = ModelRunner.open(bundle, "tensorrt", options=EngineOptions(engine_path=folder))
+        found = measure(runner, batch, steps)
+        runner.close()
+    finally:
+        shutil.rmtree(folder)
+    states = sum(len(graph.states) for name, graph in manifest.graphs.items() if name in ("head", "body"))
+    return {"batch": batch, "states": states, "step_us": round(found, 1)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Host work of the TensorRT engine in a decode step.")
+    parser.add_argument("bundle", type=Path, help="folder made by `flashnext export`")
+    parser.add_argument("--batch", type=int, default=1, help="sequences of a step (default: 1)")
+    parser.add_argument("--steps", type=int, default=5000, help="measured steps (default: 5000)")
+    options = parser.parse_args()
+    with message_at_exit():
+        found = run(options.bundle, options.batch, max(options.steps, RUNS))
+        print(
+            f"decode step of {found['batch']} sequences, {found['states']} states: {found['step_us']} us of host work"
+        )
+        print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
