@@ -7,7 +7,8 @@ The engines stand for a device: a graph is handed over at once and takes a fixed
 body's results are waited for. Everything else is the real thing: scheduler, hashing and gathering of n-gram rows (16 of
 320 bytes a token), greedy sampling over as many logits as a device would hand back candidates (512), the requests.
 *Overhead* is a step's time less the two graphs'. *Rows* is how long the body was held up by its n-gram rows: nothing
-where the head hides them.
+where the head hides them. The second table is a prompt's chunks, whose body takes longer: how long they wait for their
+rows when these are asked for with the chunk, and when they were asked for during the chunk before.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from flashnext.export.config import ModelConfig
 from flashnext.export.graphs.manifest import CheckpointRef, GraphSpec, Manifest, TensorSpec
 from flashnext.runtime.cli.table import render
 from flashnext.runtime.decode_loop import DecodeLoop
-from flashnext.runtime.model_runner import ModelRunner
-from flashnext.runtime.ngram import HostRows
+from flashnext.runtime.model_runner import ModelRunner, StepBatch, StepOutput
+from flashnext.runtime.ngram import HostRows, Upcoming
 from flashnext.runtime.ngram_table import NgramTable
 from flashnext.runtime.request import Request
 from flashnext.runtime.sampling_params import SamplingParams
 from flashnext.runtime.scheduler import Scheduler
 
 ROWS = "ngram_rows.1"
+CHUNK, CHUNKS, CHUNK_BODY = 512, 40, 5e-3
 TABLE_ROWS = 1_000_000
 PROMPT = [1, 2, 3]
 
@@ -96,8 +98,17 @@ def manifest_of(batch: int) -> Manifest:
     )
 
 
-def loop_of(batch: int, head: float, body: float, steps: int) -> tuple[DecodeLoop, Device, list[Request]]:
-    """A loop in which `batch` requests have `steps` tokens to come."""
+class OneAfterTheOther(ModelRunner):
+    """Asks for the rows of a step when it begins, and for no others."""
+
+    def step(self, batch: StepBatch, upcoming: Upcoming | None = None) -> StepOutput:
+        return super().step(batch)
+
+
+def runner_of(
+    batch: int, head: float, body: float, kind: type[ModelRunner] = ModelRunner
+) -> tuple[ModelRunner, Device]:
+    """A runner over a device whose graphs take these times."""
     manifest, device = manifest_of(batch), Device()
     logits = np.random.default_rng(0).normal(size=(batch, manifest.config.vocab_size)).astype(np.float32)
     results = {"logits": logits, "hidden": np.zeros((batch, 1, 1, 1), np.float32)}
@@ -108,11 +119,27 @@ def loop_of(batch: int, head: float, body: float, steps: int) -> tuple[DecodeLoo
     spec = spec_of(TABLE_ROWS, "plain")
     table = np.array_split(random_codes(TABLE_ROWS, 320).view(ml_dtypes.bfloat16), len(spec.shards))
     rows = HostRows(spec, NgramTable(spec, table, "bfloat16"), "bfloat16")
-    runner = ModelRunner(manifest, engines, {}, {ROWS: rows})
-    loop = DecodeLoop(runner, Scheduler(batch, manifest.window, prefill_chunk=len(PROMPT)))
+    return kind(manifest, engines, {}, {ROWS: rows}), device
+
+
+def loop_of(batch: int, head: float, body: float, steps: int) -> tuple[DecodeLoop, Device, list[Request]]:
+    """A loop in which `batch` requests have `steps` tokens to come."""
+    runner, device = runner_of(batch, head, body)
+    loop = DecodeLoop(runner, Scheduler(batch, runner.manifest.window, prefill_chunk=len(PROMPT)))
     params = SamplingParams(max_tokens=steps, temperature=0.0, ignore_eos=True)
-    requests = [Request(manifest, PROMPT, params, None) for _ in range(batch)]
+    requests = [Request(runner.manifest, PROMPT, params, None) for _ in range(batch)]
     return loop, device, requests
+
+
+def measure_prompt(kind: type[ModelRunner], head: float) -> dict[str, Any]:
+    """How the chunks of one long prompt wait for their rows."""
+    runner, _ = runner_of(1, head, CHUNK_BODY, kind)
+    tokens = np.random.default_rng(0).integers(0, runner.manifest.config.vocab_size, CHUNK * CHUNKS).tolist()
+    loop = DecodeLoop(runner, Scheduler(1, runner.manifest.window, CHUNK))
+    loop.run([Request(runner.manifest, tokens, SamplingParams(max_tokens=1, temperature=0.0), None)])
+    facts = runner.take_row_metrics().facts()
+    runner.close()
+    return {**facts["prefill_wait_ms"], "ahead": facts["chunks_fetched_ahead"]}
 
 
 def measure(batch: int, head: float, body: float, steps: int) -> dict[str, float]:
@@ -162,7 +189,21 @@ def main() -> None:
     print(
         render(["sequences", "overhead p50 us", "p99 us", "rows us", "growth", "memory growth MB"], lines), end="\n\n"
     )
-    print(json.dumps({"steps": arguments.steps, "head_us": arguments.head, "body_us": arguments.body, "found": found}))
+    kinds = {"asked for with the chunk": OneAfterTheOther, "asked for a chunk before": ModelRunner}
+    prompt = {name: measure_prompt(kind, arguments.head / 1e6) for name, kind in kinds.items()}
+    lines = [[name, *(f"{f[q] * 1e3:,.0f}" for q in ("p50", "p99")), str(f["ahead"])] for name, f in prompt.items()]
+    print(render([f"rows of {CHUNKS} chunks", "wait p50 below us", "p99", "chunks ahead"], lines), end="\n\n")
+    print(
+        json.dumps(
+            {
+                "prompt": prompt,
+                "steps": arguments.steps,
+                "head_us": arguments.head,
+                "body_us": arguments.body,
+                "found": found,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """An n-gram table that is larger than memory: right, within bounds, and how fast, cold and warm.
 
-    python benchmarks/ngram_memory.py                                  # a table of 6 GB under a limit of 1.5 GB
-    python benchmarks/ngram_memory.py --gigabytes 20 --limit 4 --folder /mnt/disk
+    python benchmarks/ngram_memory.py                                  # a table of 6 GB under a limit of 0.5 GB
+    python benchmarks/ngram_memory.py --gigabytes 20 --limit 2 --folder /mnt/disk
 
 A file of BF16 rows is written to the folder and mapped as a checkpoint's shard is. The measurements run in a memory
 control group of that limit, which the page cache counts in; making one needs write access to /sys/fs/cgroup (root, as
 a rule). Every row that is gathered is compared with what was written. Prompts and steps are random tokens, which hardly
 meet a row twice; *text* is the first 100,000 tokens (of models/small) of this repository's Markdown and Python. *Faults
-alone* reads as a mapped file does by itself, page by page. Prints tables, then one JSON line.
+alone* reads as a mapped file does by itself, page by page. *Warm* is a part of the table that lies in memory, without
+a limit. The last table is about weights that are read once, after an earlier process has left a table in the page
+cache.
+Prints tables, then one JSON line.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ ROW_BYTES = 2 * COLUMNS
 BLOCK_ROWS = 4096
 """Row r of the table holds what row r % BLOCK_ROWS of a random block holds."""
 CHUNK, TEXT_TOKENS = 512, 100_000
+WARM_BYTES = 2_000_000_000
 REPOSITORY = Path(__file__).resolve().parents[1]
 GROUPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 
@@ -97,7 +101,7 @@ class Rows:
     """The mapped table, with or without reading ahead and a cache of rows; compares all that it gathers."""
 
     def __init__(self, path: Path, rows: int, cache_bytes: int = 0, ahead: bool = True) -> None:
-        mapped = np.memmap(path, np.uint8, "r").view(ml_dtypes.bfloat16).reshape(rows, COLUMNS)
+        mapped = np.memmap(path, np.uint8, "r", shape=(rows, ROW_BYTES)).view(ml_dtypes.bfloat16)
         _advise_random(mapped)
         spec = spec_of(rows, "plain")
         # "resident" is what the native code takes for memory: it gathers, and faults do the reading.
@@ -146,28 +150,32 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
     """What one child measures."""
     path, rows = Path(task["path"]), task["rows"]
     if task["kind"] == "guard":
-        return guard(path, task["others"], task["keep"])
+        return guard(path, rows * ROW_BYTES, task["keep"])
     if task["warm"]:
-        with path.open("rb") as file:
-            while file.read(16 << 20):
-                pass
+        read_through(path, rows * ROW_BYTES)
     source = Rows(path, rows, task["cache"], task["ahead"])
     steps = text_chunks() if task["kind"] == "text" else texts(task["width"], task["steps"])
     times = [source.seconds(step) for step in steps]
     return source.facts(times, len(times) // 5 if task["warm"] else 0)
 
 
-def guard(table: Path, others: str, keep: bool) -> dict[str, Any]:
-    """How much of a table that lies in memory stays there while other files are read into place once."""
-    mapped = np.memmap(table, np.uint8, "r")
-    int(mapped[:: mmap.PAGESIZE].sum())
-    before = resident(mapped)
-    target = np.empty(64 << 20, np.uint8)
-    size, start = Path(others).stat().st_size, time.perf_counter()
-    for offset in range(0, size - target.size, target.size):
-        read_into_place([Piece(Path(others), offset, target.dtype, target)], keep_cached=keep)
+def read_through(path: Path, size: int) -> None:
+    """Bring the first bytes of a file into the page cache."""
+    with path.open("rb") as file:
+        while size > 0 and (got := file.read(min(size, 16 << 20))):
+            size -= len(got)
+
+
+def guard(path: Path, size: int, keep: bool) -> dict[str, Any]:
+    """How much of the first `size` bytes stays in the page cache while the rest of the file is read into place once."""
+    read_through(path, size)
+    mapped = np.memmap(path, np.uint8, "r", shape=(size,))
+    before, start = resident(mapped), time.perf_counter()
+    target, end = np.empty(64 << 20, np.uint8), path.stat().st_size
+    for offset in range(size, end - target.size, target.size):
+        read_into_place([Piece(path, offset, target.dtype, target)], keep_cached=keep)
     seconds = time.perf_counter() - start
-    return {"before": before, "after": resident(mapped), "gigabytes_a_second": size / seconds / 1e9}
+    return {"before": before, "after": resident(mapped), "gigabytes_a_second": (end - size) / seconds / 1e9}
 
 
 def resident(mapped: Any) -> float:
@@ -210,12 +218,22 @@ def tasks(cache: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def measure(path: Path, warm_path: Path, sizes: tuple[int, int], group: Path | None, limit: int) -> dict[str, Any]:
+def measure(path: Path, rows: int, group: Path | None, limit: int) -> dict[str, Any]:
+    """Every task, each from an empty page cache; what is warm, in a part that memory holds."""
     found: dict[str, Any] = {}
-    for name, task in tasks(limit // 3).items():
-        place, rows = (path, sizes[0]) if task["limited"] else (warm_path, sizes[1])
+    for name, task in tasks(limit // 4).items():
         forget(path)
-        found[name] = child({**task, "path": str(place), "rows": rows}, group if task["limited"] else None)
+        share = rows if task["limited"] else min(rows, WARM_BYTES // ROW_BYTES)
+        found[name] = child({**task, "path": str(path), "rows": share}, group if task["limited"] else None)
+    return found
+
+
+def measure_guard(path: Path, group: Path | None, limit: int) -> dict[str, Any]:
+    found = {}
+    for name, keep in (("kept in the page cache", True), ("forgotten", False)):
+        forget(path)
+        task = {"kind": "guard", "path": str(path), "rows": int(0.4 * limit) // ROW_BYTES, "keep": keep}
+        found[name] = child(task, group)
     return found
 
 
@@ -223,7 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--gigabytes", type=float, default=6.0, help="of the table (default: 6)")
-    add("--limit", type=float, default=1.5, help="gigabytes of memory for a process and its page cache (default: 1.5)")
+    add("--limit", type=float, default=0.5, help="gigabytes of memory for a process and its page cache (default: 0.5)")
     add("--folder", help="where the table is written (default: a temporary folder)")
     add("--task", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -234,20 +252,14 @@ def main() -> None:
         print(json.dumps({**run_task(task), "own_mb": own_memory() / 1e6}))
         return
     limit, rows = int(arguments.limit * 1e9), int(arguments.gigabytes * 1e9) // ROW_BYTES
-    few = min(rows, int(0.4 * limit) // ROW_BYTES)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, memory_group(limit) as group:
-        path, small = Path(folder) / "table", Path(folder) / "small"
+        path = Path(folder) / "table"
         write_table(path, rows)
-        write_table(small, few)
         if group is None:
             print("No memory control group can be made here: without a limit, each run begins with no page in memory.")
-        report = {"gigabytes": arguments.gigabytes, "limit": arguments.limit if group else None}
-        report["found"] = measure(path, small, (rows, few), group, limit)
-        shared = {"kind": "guard", "path": str(small), "others": str(path), "rows": few}
-        report["guard"] = {
-            name: child({**shared, "keep": keep}, group)
-            for name, keep in (("kept in the page cache", True), ("forgotten", False))
-        }
+        report: dict[str, Any] = {"gigabytes": arguments.gigabytes, "limit": arguments.limit if group else None}
+        report["found"] = measure(path, rows, group, limit)
+        report["guard"] = measure_guard(path, group, limit)
         report["most_used"] = most_used(group) / 1e9 if group else None
     show(report)
 
@@ -258,6 +270,8 @@ def show(report: dict[str, Any]) -> None:
          f"{f['missing']:.1%}", f"{f['own_mb']:,.0f}"]
         for name, f in report["found"].items()
     ]  # fmt: skip
+    if report["most_used"]:
+        print(f"The most that the group used: {report['most_used']:.3f} GB of {report['limit']} GB", end="\n\n")
     header = ["n-gram rows", "step ms p50", "p99", "rows/s", "hot", "from the disk", "own memory MB"]
     print(render(header, lines), end="\n\n")
     lines = [
