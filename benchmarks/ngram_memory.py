@@ -8,9 +8,8 @@ control group of that limit, which the page cache counts in; making one needs wr
 a rule). Every row that is gathered is compared with what was written. Prompts and steps are random tokens, which hardly
 meet a row twice; *text* is the first 100,000 tokens (of models/small) of this repository's Markdown and Python. *Faults
 alone* reads as a mapped file does by itself, page by page. *Warm* is a part of the table that lies in memory, without
-a limit. The last table is about weights that are read once, after an earlier process has left a table in the page
-cache.
-Prints tables, then one JSON line.
+a limit; *in huge pages* a copy of it (`--ngram-table huge`). The last table is about weights that are read once, after
+an earlier process has left a table in the page cache. Prints tables, then one JSON line.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from ngram_rows import COLUMNS, random_codes, spec_of, texts
 
 from flashnext.runtime.cli.table import render
 from flashnext.runtime.ngram import HostRows, ids
-from flashnext.runtime.ngram_memory import _advise_random
+from flashnext.runtime.ngram_memory import _advise_random, _huge_array
 from flashnext.runtime.ngram_table import NgramTable
 from flashnext.runtime.reading import Piece, read_into_place
 from flashnext.runtime.tokenizer import Tokenizer
@@ -100,13 +99,18 @@ def most_used(group: Path) -> int:
 class Rows:
     """The mapped table, with or without reading ahead and a cache of rows; compares all that it gathers."""
 
-    def __init__(self, path: Path, rows: int, cache_bytes: int = 0, ahead: bool = True) -> None:
-        mapped = np.memmap(path, np.uint8, "r", shape=(rows, ROW_BYTES)).view(ml_dtypes.bfloat16)
-        _advise_random(mapped)
+    def __init__(self, path: Path, rows: int, cache_bytes: int, ahead: bool, huge: bool) -> None:
+        if huge:
+            mapped = _huge_array((rows, ROW_BYTES), np.dtype(np.uint8))
+            read_into_place([Piece(path, 0, mapped.dtype, mapped.reshape(-1))], keep_cached=False)
+        else:
+            mapped = np.memmap(path, np.uint8, "r", shape=(rows, ROW_BYTES))
+            _advise_random(mapped)
         spec = spec_of(rows, "plain")
         # "resident" is what the native code takes for memory: it gathers, and faults do the reading.
-        storage = "mapped" if ahead else "resident"
-        table = NgramTable(spec, np.array_split(mapped, len(spec.shards)), "bfloat16", storage=storage)
+        storage = "mapped" if ahead and not huge else "resident"
+        shards = np.array_split(mapped.view(ml_dtypes.bfloat16), len(spec.shards))
+        table = NgramTable(spec, shards, "bfloat16", storage=storage)
         self._rows = HostRows(spec, table, "bfloat16", cache_bytes=cache_bytes)
         self._block = random_codes(BLOCK_ROWS, ROW_BYTES)
 
@@ -129,6 +133,7 @@ class Rows:
             "rows": counts.rows,
             "hot": counts.hot / counts.rows,
             "missing": counts.missing / counts.rows,
+            "own_mb": own_memory() / 1e6,
         }
 
 
@@ -151,9 +156,9 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
     path, rows = Path(task["path"]), task["rows"]
     if task["kind"] == "guard":
         return guard(path, rows * ROW_BYTES, task["keep"])
-    if task["warm"]:
+    if task["warm"] and not task["huge"]:
         read_through(path, rows * ROW_BYTES)
-    source = Rows(path, rows, task["cache"], task["ahead"])
+    source = Rows(path, rows, task["cache"], task["ahead"], task["huge"])
     steps = text_chunks() if task["kind"] == "text" else texts(task["width"], task["steps"])
     times = [source.seconds(step) for step in steps]
     return source.facts(times, len(times) // 5 if task["warm"] else 0)
@@ -204,7 +209,9 @@ def tasks(cache: int) -> dict[str, dict[str, Any]]:
     """By what the table calls them."""
     prompt, decode = {"kind": "random", "width": 4096, "steps": 8}, {"kind": "random", "width": 1, "steps": 300}
     text = {"kind": "text"}
-    limited = {"warm": False, "cache": 0, "ahead": True, "limited": True}
+    limited = {"warm": False, "cache": 0, "ahead": True, "huge": False, "limited": True}
+    warm = {**limited, "warm": True, "limited": False}
+    prompts, steps = {**prompt, "steps": 40}, {**decode, "steps": 4000}
     return {
         "prompt of 4,096, cold, faults alone": {**limited, **prompt, "ahead": False},
         "prompt of 4,096, cold": {**limited, **prompt},
@@ -213,8 +220,10 @@ def tasks(cache: int) -> dict[str, dict[str, Any]]:
         "text in chunks of 512, cold, faults alone": {**limited, **text, "ahead": False},
         "text in chunks of 512, cold": {**limited, **text},
         "the same with a cache of rows": {**limited, **text, "cache": cache},
-        "prompt of 4,096, warm": {**limited, **prompt, "steps": 40, "warm": True, "limited": False},
-        "decode step, warm": {**limited, **decode, "steps": 2000, "warm": True, "limited": False},
+        "prompt of 4,096, warm": {**warm, **prompts},
+        "prompt of 4,096, in huge pages": {**warm, **prompts, "huge": True},
+        "decode step, warm": {**warm, **steps},
+        "decode step, in huge pages": {**warm, **steps, "huge": True},
     }
 
 
@@ -249,7 +258,7 @@ def main() -> None:
         task = json.loads(arguments.task)
         if task["group"]:
             (Path(task["group"]) / "cgroup.procs").write_text(str(os.getpid()))
-        print(json.dumps({**run_task(task), "own_mb": own_memory() / 1e6}))
+        print(json.dumps(run_task(task)))
         return
     limit, rows = int(arguments.limit * 1e9), int(arguments.gigabytes * 1e9) // ROW_BYTES
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, memory_group(limit) as group:

@@ -14,6 +14,7 @@ import ctypes
 import math
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -176,7 +177,7 @@ class _Workspaces:
 
     def __init__(self, *facts: Any) -> None:
         self._facts = facts
-        self._free: dict[tuple[int, int], _Workspace] = {}
+        self._free: OrderedDict[tuple[int, int], _Workspace] = OrderedDict()
 
     def take(self, batch: int, width: int) -> _Workspace:
         return self._free.pop((batch, width), None) or _Workspace(batch, width, *self._facts)
@@ -184,7 +185,8 @@ class _Workspaces:
     def give_back(self, place: _Workspace) -> None:
         self._free[place.shape] = place
         if len(self._free) > MAX_WORKSPACES:
-            self._free.pop(next(iter(self._free)), None)  # the one that has been idle longest
+            with suppress(KeyError):  # others have taken the rest
+                self._free.popitem(last=False)  # in one go: other threads give and take meanwhile
 
 
 @cache

@@ -132,6 +132,24 @@ def test_rows_by_way_of_the_cache_are_the_same(form: str, dtype: str, stored: st
         assert counts.rows - counts.hot <= 2 * 424
 
 
+def test_threads_give_and_take_workspaces_of_many_shapes() -> None:
+    places = library._Workspaces(2, 4, np.dtype(np.float32))
+
+    def run(seed: int) -> None:
+        for width in np.random.default_rng(seed).integers(1, 30, 5000).tolist():
+            place = places.take(1, width)
+            assert place.shape == (1, width)
+            places.give_back(place)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(run, range(4)))
+    finally:
+        sys.setswitchinterval(before)
+
+
 def test_pages_that_are_not_in_memory_are_fetched_and_counted(tmp_path: Path) -> None:
     table = table_of("plain", "float32", shards=1, columns=1024, stored="float32")  # a page is a row
     whole = table.shards[0].copy()
