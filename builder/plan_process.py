@@ -38,7 +38,7 @@ DIE_WITH_PARENT = 1
 KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "TMPDIR")
 KEPT_PREFIXES = ("CUDA_", "NVIDIA_", "TENSORRT_")
 LOG = "build.log"
-LOG_TAIL = 2000
+LOG_TAIL, LAST_LINES = 2000, 2
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _wait(child: subprocess.Popen[str]) -> int:
 
 def _ended(code: int, job: PlanJob, log: Path) -> str:
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
-    tail = log.read_bytes()[-LOG_TAIL:].decode(errors="replace").strip()
+    tail = " ".join(log.read_bytes()[-LOG_TAIL:].decode(errors="replace").strip().splitlines()[-LAST_LINES:])
     killed = "It was killed, as the system does when memory runs out."
     reason = killed if code == -signal.SIGKILL else f"It said: {tail}"
     return f"The process that built {job.plan} ended with {how}. {reason}"

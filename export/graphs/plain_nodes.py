@@ -49,7 +49,7 @@ def dequantize_codes(model: ir.Model) -> int:
         value = cast.outputs[0]
         one = ir.node("Constant", [], {"value": ir.tensor(np.float32(1.0))}, name=f"{cast.name}_scale")
         made = ir.node("DequantizeLinear", [cast.inputs[0], one.outputs[0]], name=cast.name)
-        made.outputs[0].dtype, made.outputs[0].shape = value.dtype, value.shape
+        made.outputs[0].dtype, made.outputs[0].shape = ir.DataType.FLOAT, value.shape
         one.outputs[0].dtype, one.outputs[0].shape = ir.DataType.FLOAT, ir.Shape([])
         one.outputs[0].name, name = f"{value.name}_scale", value.name
         model.graph.insert_before(cast, [one, made])
