@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from validation.planting import Change, changed_checkpoint, changed_graph, exchanged_weights, one_weight, tenth_more
+from validation.planting import (
+    Change,
+    changed_checkpoint,
+    changed_graph,
+    doubled,
+    exchanged_weights,
+    one_weight,
+    tenth_more,
+)
 
+from flashnext.export.checkpoint.random_checkpoint import write_random_checkpoint
+from flashnext.export.graphs.bundle import ExportOptions, export_bundle
 from flashnext.runtime.cli.main import main
 from flashnext.runtime.golden.write import GoldenOptions, write_golden
 from flashnext.runtime.validation.validator import validate
+
+POLYGRAPHY = str(Path(sys.executable).with_name("polygraphy"))
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +87,24 @@ def test_without_layers_the_graph_is_named(small_bundle: Path, golden: Path, tmp
     (fault,) = validate(bundle, golden=golden).faults
     assert fault.row.graph == "body"
     assert "--per-layer" in fault.suspect
+
+
+@pytest.mark.slow
+def test_wrong_scale_of_quantized_experts(tmp_path: Path) -> None:
+    """Experts in block FP8, an expert at a time: their weights are put together in a file beside the graphs."""
+    sound = tmp_path / "sound"
+    sizes = {"num_hidden_layers": 4}
+    write_random_checkpoint(sound / "checkpoint", sizes, quantization="fp8", tokenizer=False)
+    export_bundle(sound / "checkpoint", sound / "bundle", ExportOptions(capacity=64, slots=2))
+    golden = tmp_path / "golden"
+    written = write_golden(sound / "bundle", golden, GoldenOptions(per_layer=True, copy_weights=True))
+    assert (golden / "weights.bin").is_file()
+    for graph in written.graphs:
+        words = [str(written.graphs[graph]["portable"]), "--onnxrt"]
+        words += ["--load-inputs", str(golden / graph / "inputs"), "--load-outputs", str(golden / graph / "outputs")]
+        words += ["--compare-func-script", str(golden / "compare.py")]
+        assert subprocess.run([POLYGRAPHY, "run", *words], capture_output=True, check=False).returncode == 0
+    tensor = "layers.2.mlp.experts.1.down_proj.weight_scale_inv"
+    bundle = changed_checkpoint(sound / "bundle", tmp_path / "changed", tensor, doubled)
+    (fault,) = validate(bundle, golden=golden, per_layer=True).faults
+    assert fault.suspect == "layers.2.mlp"
