@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from flashnext.export.graphs.manifest import Manifest, TensorSpec
-from flashnext.runtime.golden.folder import Shaped
-from flashnext.runtime.golden.graphs import PLUGIN, PORTABLE
+from flashnext.runtime.golden.folder import Shaped, file_of
+from flashnext.runtime.golden.graphs import PLUGIN, PORTABLE, RTX
 from flashnext.runtime.golden.recorder import Recorded, raw_file
 
 Graphs = Mapping[str, Mapping[str, Path]]
 PLUGINS = "libflashnext_plugins.so"
+NO_TF32 = "no_tf32.py"
 
 HEAD = """\
 # Golden files
@@ -33,6 +34,13 @@ TENSORRT = f"""\
 `{PLUGINS}` is what `flashnext plugins path` prints. Not yet run on a GPU.
 
 """
+TENSORRT_RTX = """\
+## TensorRT for RTX, portable graphs of plain operators
+
+For steps of at most {window} tokens a sequence; a step each. `no_tf32.py` turns off TF32, which is on by default. Built
+without a GPU by the same options of `polygraphy convert --convert-to trt --compute-capabilities 12.0`; not yet run.
+
+"""
 TRTEXEC = """\
 ## trtexec, plugin graphs
 
@@ -47,7 +55,10 @@ def page(manifest: Manifest, folder: Path, graphs: Graphs, found: Recorded) -> s
     parts = [HEAD.format(dtype=manifest.dtype)]
     if manifest.dtype == "float32":
         parts += [ONNXRUNTIME, *_block(onnxruntime_line(folder, g, graphs) for g in graphs)]
-    parts += [TENSORRT, *_block(tensorrt_line(folder, g, graphs, found.inputs[g]) for g in graphs), TRTEXEC]
+    parts += [TENSORRT, *_block(tensorrt_line(folder, g, graphs, found.inputs[g]) for g in graphs)]
+    if lines := [line for g in graphs for line in rtx_lines(manifest, folder, g, graphs, found)]:
+        parts += [TENSORRT_RTX.format(window=manifest.window), *_block(lines)]
+    parts.append(TRTEXEC)
     raw = [line for g in graphs for line in trtexec_lines(folder, g, graphs, found)]
     parts += _block(raw) if raw else [NO_RAW]
     return "".join(parts)
@@ -64,9 +75,21 @@ def onnxruntime_line(folder: Path, graph: str, graphs: Graphs) -> str:
 
 def tensorrt_line(folder: Path, graph: str, graphs: Graphs, inputs: Sequence[Shaped]) -> str:
     """Plugin graph built by TensorRT for the shapes of the steps, against the saved outputs."""
-    tool = ["polygraphy", "run", str(graphs[graph][PLUGIN]), "--trt", "--plugins", PLUGINS]
+    tool = ["polygraphy", "run", str(graphs[graph][PLUGIN]), "--trt", "--strongly-typed", "--plugins", PLUGINS]
     ranges = [f"--trt-{which}-shapes {_shapes(inputs, which)}" for which in ("min", "opt", "max")]
     return _line(tool, *ranges, *_saved(folder, graph))
+
+
+def rtx_lines(manifest: Manifest, folder: Path, graph: str, graphs: Graphs, found: Recorded) -> Iterator[str]:
+    """Graph of plain operators built by TensorRT for RTX, against the outputs of each short step."""
+    for number, step in enumerate(found.steps[graph]):
+        if RTX not in graphs[graph] or step.tokens > manifest.window:
+            continue
+        tool = ["polygraphy", "run", str(graphs[graph][RTX]), "--trt"]
+        shapes = _shapes(found.inputs[graph][number : number + 1], "opt")
+        ranges = [f"--trt-{which}-shapes {shapes}" for which in ("min", "opt", "max")]
+        script = f"--trt-config-postprocess-script {shlex.quote(str(folder.absolute() / NO_TF32))}"
+        yield "POLYGRAPHY_USE_TENSORRT_RTX=1 " + _line(tool, *ranges, script, *_saved(folder, graph, number))
 
 
 def trtexec_lines(folder: Path, graph: str, graphs: Graphs, found: Recorded) -> Iterator[str]:
@@ -78,18 +101,20 @@ def trtexec_lines(folder: Path, graph: str, graphs: Graphs, found: Recorded) -> 
         moving = {name: shape for name, (spec, shape) in inputs.items() if _is_dynamic(spec)}
         shapes = ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in moving.items())
         yield _line(
-            ["trtexec", f"--onnx={graphs[graph][PLUGIN]}", f"--dynamicPlugins={PLUGINS}"],
+            ["trtexec", f"--onnx={graphs[graph][PLUGIN]}", f"--dynamicPlugins={PLUGINS}", "--stronglyTyped"],
             f"--shapes={shapes}",
-            "--loadInputs=" + shlex.quote(",".join(f"'{name}':'{file}'" for name, file in files.items())),
+            "--loadInputs=" + shlex.quote(",".join(f"{name}:{file}" for name, file in files.items())),
             f"--exportOutput={graph}.{step.name.replace(' ', '_')}.json",
         )
 
 
-def _saved(folder: Path, graph: str) -> list[str]:
+def _saved(folder: Path, graph: str, number: int | None = None) -> list[str]:
+    """Options for the saved files: of every step, or of one."""
     place = folder.absolute()
+    kinds = ("inputs", "outputs")
+    paths = [place / graph / kind if number is None else file_of(place, graph, kind, number) for kind in kinds]
     return [
-        f"--load-inputs {shlex.quote(str(place / graph / 'inputs'))}",
-        f"--load-outputs {shlex.quote(str(place / graph / 'outputs'))}",
+        *(f"--load-{kind} {shlex.quote(str(path))}" for kind, path in zip(kinds, paths, strict=True)),
         f"--compare-func-script {shlex.quote(str(place / 'compare.py'))}",
     ]
 

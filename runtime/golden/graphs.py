@@ -9,20 +9,23 @@ by one are put together in one file beside the graphs.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import onnx
 
 from flashnext.builder.plugin_graph import plugin_form
+from flashnext.builder.portable_graph import portable_form
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.checkpoint.safetensors_file import NUMPY_DTYPES
+from flashnext.export.errors import BuildError
 from flashnext.export.graphs.manifest import Manifest, WeightSpec
 from flashnext.runtime.engines.base import numpy_dtype
 from flashnext.runtime.engines.graph_files import read_graph
 from flashnext.runtime.engines.watched_graph import watch
 from flashnext.runtime.weights import EXPERT, load_weight
 
-PORTABLE, PLUGIN = "portable", "plugin"
+PORTABLE, PLUGIN, RTX = "portable", "plugin", "rtx"
 TYPES = {
     "float32": onnx.TensorProto.FLOAT,
     "float16": onnx.TensorProto.FLOAT16,
@@ -64,7 +67,10 @@ def is_one_piece(spec: WeightSpec) -> bool:
 def build(
     bundle: Path, manifest: Manifest, checkpoint: Checkpoint, file: WeightFile | None, per_layer: bool
 ) -> dict[str, dict[str, onnx.ModelProto]]:
-    """Every graph of a bundle in each form, "portable" and "plugin"; without `file` weights stay inputs.
+    """Every graph of a bundle in each form; without `file` weights stay inputs.
+
+    "portable": as it is in the bundle. "plugin": for TensorRT. "rtx": for TensorRT for RTX, inlined, for steps of at
+    most W tokens a sequence; left out where that builder cannot take the checkpoint's codes.
 
     Raises:
         EngineError: a graph is not the one that the manifest describes.
@@ -75,8 +81,10 @@ def build(
         portable = onnx.load_model_from_string(read_graph(bundle / spec.file, spec))
         if per_layer:
             watch(portable, manifest, name)
-        plugin = onnx.load_model_from_string(plugin_form(portable.SerializeToString()).model)
-        made[name] = {PORTABLE: portable, PLUGIN: plugin}
+        source = portable.SerializeToString()
+        made[name] = {PORTABLE: portable, PLUGIN: onnx.load_model_from_string(plugin_form(source).model)}
+        with suppress(BuildError):
+            made[name][RTX] = onnx.load_model_from_string(portable_form(source, manifest.window, "decode").model)
         if file is not None:
             for model in made[name].values():
                 weights_inside(model, manifest.weights, checkpoint, file)
@@ -91,26 +99,31 @@ def weights_inside(
     inputs = {value.name: value for value in graph.input}
     for spec in weights:
         if spec.name in inputs:
-            wanted = inputs[spec.name].type.tensor_type.elem_type
+            wanted = inputs[spec.name].type.tensor_type
             graph.input.remove(inputs[spec.name])
             initializer = _initializer(spec, wanted, checkpoint, file)
             graph.initializer.append(initializer)
             if initializer.name != spec.name:
-                cast = onnx.helper.make_node("Cast", [initializer.name], [spec.name], name=spec.name, to=wanted)
+                cast = onnx.helper.make_node(
+                    "Cast", [initializer.name], [spec.name], name=spec.name, to=wanted.elem_type
+                )
                 graph.node.insert(0, cast)
     return model
 
 
-def _initializer(spec: WeightSpec, wanted: int, checkpoint: Checkpoint, file: WeightFile) -> onnx.TensorProto:
+def _initializer(
+    spec: WeightSpec, wanted: onnx.TypeProto.Tensor, checkpoint: Checkpoint, file: WeightFile
+) -> onnx.TensorProto:
     """The weight where it lies; with another name when it has to be cast first. Codes keep their bits."""
+    shape = [size.dim_value for size in wanted.shape.dim]
     if not is_one_piece(spec):
-        return _external(spec.name, wanted, spec.shape, file.name, *file.place(spec))
+        return _external(spec.name, wanted.elem_type, shape, file.name, *file.place(spec))
     info = checkpoint.tensors[spec.sources[0]]
     location = info.file.relative_to(checkpoint.common_parent).as_posix()
     dtype = NUMPY_DTYPES[info.dtype]
     as_is = str(dtype.name) == spec.dtype or (spec.dtype == "uint8" and dtype.itemsize == 1)
-    name, stored = (spec.name, wanted) if as_is else (f"{spec.name}.stored", TYPES[str(dtype.name)])
-    return _external(name, stored, spec.shape, location, info.offset, info.length)
+    name, stored = (spec.name, wanted.elem_type) if as_is else (f"{spec.name}.stored", TYPES[str(dtype.name)])
+    return _external(name, stored, shape, location, info.offset, info.length)
 
 
 def _external(name: str, dtype: int, shape: Iterable[int], location: str, offset: int, length: int) -> onnx.TensorProto:

@@ -22,7 +22,7 @@ from polygraphy.logger import G_LOGGER
 from flashnext.export.errors import GoldenError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.export.graphs.whole_folder import whole_or_nothing
-from flashnext.runtime.golden import commands, compare_script, folder
+from flashnext.runtime.golden import commands, compare_script, folder, tf32_script
 from flashnext.runtime.golden.placing import Placing
 from flashnext.runtime.golden.recorder import Recorder
 from flashnext.runtime.model_runner import open_checkpoint
@@ -90,7 +90,8 @@ def write_golden(
         with placing.written(work) as graphs:
             readme = commands.page(manifest, target, graphs, found)
             (work / "README.md").write_text(readme, encoding="utf-8")
-            shutil.copyfile(compare_script.__file__, work / "compare.py")
+            for script, name in ((compare_script, "compare.py"), (tf32_script, commands.NO_TF32)):
+                shutil.copyfile(script.__file__, work / name)
             _write_facts(work, manifest, options, found.steps)
     return Written(target, graphs, readme)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import os
 import re
 import shlex
 import shutil
@@ -30,9 +32,10 @@ def lines_of(readme: str, wanted: str) -> list[list[str]]:
     return [words for words in commands if wanted in words]
 
 
-def polygraphy(*words: str) -> tuple[int, str]:
+def polygraphy(*words: str, **environment: str) -> tuple[int, str]:
     """Exit code and output."""
-    done = subprocess.run([POLYGRAPHY, *words], capture_output=True, text=True, check=False)
+    merged = {**os.environ, **environment}
+    done = subprocess.run([POLYGRAPHY, *words], capture_output=True, text=True, check=False, env=merged)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -51,15 +54,20 @@ def changed(folder: Path, written: Written, graph: str, old: str, new: str, numb
         f"{written.folder}/compare.py", f"{folder}/compare.py") for word in line]  # fmt: skip
 
 
-def test_every_graph_agrees_with_the_saved_outputs(written: Written) -> None:
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "graph", [pytest.param("head", marks=SLOW), "body", pytest.param("mtp", marks=SLOW), "mtp_draft"]
+)
+def test_every_graph_agrees_with_the_saved_outputs(written: Written, graph: str) -> None:
     """The lines of README.md as they stand: states, sites and outputs of all steps, in ONNX Runtime."""
     lines = lines_of(written.readme, "--onnxrt")
     assert len(lines) == len(written.graphs)
-    for tool, *words in lines:
-        assert tool == "polygraphy"
-        code, output = polygraphy(*words)
-        assert code == 0, output[-2000:]
-        assert "Pass Rate: 100.00%" in output
+    (line,) = [words for words in lines if str(written.graphs[graph]["portable"]) in words]
+    code, output = polygraphy(*line[1:])
+    assert code == 0, output[-2000:]
+    assert "Pass Rate: 100.00%" in output
 
 
 def test_a_changed_output_fails_and_its_module_is_named(written: Written, tmp_path: Path) -> None:
@@ -112,7 +120,7 @@ def test_graphs_beside_the_checkpoint(
     assert main(["golden", str(bundle), "--out", str(tmp_path / "golden")]) == 0
     readme = capsys.readouterr().out
     assert {f.name for f in checkpoint.glob("*.onnx")} == {
-        f"golden.{graph}{form}.onnx" for graph in manifest.graphs for form in ("", ".plugin")
+        f"golden.{graph}{form}.onnx" for graph in manifest.graphs for form in ("", ".plugin", ".rtx")
     }
     assert list((tmp_path / "golden").rglob("*.safetensors")) == []
     (line,) = [w for w in lines_of(readme, "--onnxrt") if str(checkpoint / "golden.mtp_draft.onnx") in w]
@@ -143,3 +151,61 @@ def test_weights_as_inputs(random_bundle: Path, random_checkpoint: Path, tmp_pat
     finally:
         for file in set(random_checkpoint.iterdir()) - before:
             file.unlink()
+
+
+# --- TensorRT: what can be shown without a GPU ----------------------------------------------------
+
+
+def test_lines_for_tensorrt_are_understood(written: Written, tmp_path: Path) -> None:
+    """Polygraphy makes a script of a line, without TensorRT: options and shapes are read, nothing is run."""
+    lines = lines_of(written.readme, "--trt")
+    plain = [words for words in lines if words[0] == "polygraphy"]
+    assert len(plain) == len(written.graphs)
+    for number, (_, *words) in enumerate(plain):
+        code, output = polygraphy(*words, "--gen-script", str(tmp_path / f"{number}.py"))
+        assert code == 0, output
+    text = (tmp_path / "1.py").read_text()
+    assert ".add('logit_rows', min=[2], opt=[2], max=[48])" in text
+    assert "strongly_typed=True" in text
+    assert "key_state" not in text
+
+
+def test_lines_for_trtexec_name_files_of_the_right_sizes(written: Written) -> None:
+    """trtexec reads as many bytes as a shape has: shapes that no step changes are the graph's."""
+    block = written.readme.split("## trtexec")[1]
+    (first, *_) = [line for line in block.replace("\\\n", " ").splitlines() if line.startswith("trtexec")]
+    words = dict(word.removeprefix("--").split("=", 1) for word in shlex.split(first)[1:] if "=" in word)
+    model = onnx.load(words["onnx"], load_external_data=False)
+    shapes = dict(part.split(":") for part in words["shapes"].split(","))
+    files = dict(part.split(":", 1) for part in words["loadInputs"].split(","))
+    assert set(files) == {value.name for value in model.graph.input}
+    for value in model.graph.input:
+        dims = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        sizes = [int(n) for n in shapes[value.name].split("x")] if value.name in shapes else dims
+        assert all(fixed in (0, size) for fixed, size in zip(dims, sizes, strict=True))
+        assert Path(files[value.name]).stat().st_size == math.prod(sizes) * 4
+
+
+@pytest.fixture
+def rtx_by_its_name(tmp_path: Path) -> dict[str, str]:
+    """`tensorrt_rtx`, as the package of that name gives it; the wheels have the bindings only."""
+    pytest.importorskip("tensorrt_rtx_bindings")
+    (tmp_path / "alias/tensorrt_rtx").mkdir(parents=True)
+    text = "from tensorrt_rtx_bindings import *\nfrom tensorrt_rtx_bindings import __version__\n"
+    (tmp_path / "alias/tensorrt_rtx/__init__.py").write_text(text)
+    return {"PYTHONPATH": str(tmp_path / "alias"), "POLYGRAPHY_USE_TENSORRT_RTX": "1"}
+
+
+def test_tensorrt_for_rtx_builds_the_graph(written: Written, tmp_path: Path, rtx_by_its_name: dict[str, str]) -> None:
+    """`polygraphy convert` with the shapes and the script of the README's line, without a GPU; TF32 is off."""
+    lines = [words for words in lines_of(written.readme, "--trt") if words[0] == "POLYGRAPHY_USE_TENSORRT_RTX=1"]
+    assert len(lines) == 3 * 3 + 1
+    words = next(words for words in lines if str(written.graphs["head"]["rtx"]) in words)[3:]
+    end = words.index("--load-inputs")
+    plan = tmp_path / "head.plan"
+    options = [word for word in words[:end] if word != "--trt"]
+    wanted = ["--convert-to", "trt", "--compute-capabilities", "12.0", "-o", str(plan)]
+    code, output = polygraphy("convert", *options, *wanted, **rtx_by_its_name)
+    assert code == 0, output[-2000:]
+    assert "TF32" not in output
+    assert plan.stat().st_size > 0
