@@ -40,6 +40,8 @@ MARGIN = 0.1
 """Part of its limit that the timing stage leaves for its last case."""
 MAX_WORKERS = 8
 SANITIZERS = ("memcheck", "racecheck")
+PACKAGES = ("torch", "numpy", "ml_dtypes", "filelock", "pytest", "hypothesis", "tokenizers", "tqdm")
+"""What the stages import; transformers for one test more, pytest-xdist for several processes."""
 NOT_ON_A_GPU = (
     "test_host_execution.py",
     "test_device_check.py",
@@ -151,6 +153,11 @@ def run_limited(command: Command, limit: float) -> str:
     return f"exit status {code}" if code else ""
 
 
+def missing_packages() -> list[str]:
+    """Those of PACKAGES that this Python lacks."""
+    return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+
+
 def gpu_name() -> str:
     """The first GPU as PyTorch names it; "" if there is none."""
     import torch
@@ -185,6 +192,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stages = options.stage or list(LIMITS)
     if options.dry_run:
         return dry_run(stages, options.on)
+    if missing := missing_packages():
+        print(f"gpu_check: this Python ({sys.executable}) lacks {', '.join(missing)}. Install them, "
+              "or run this with a Python that has them.", file=sys.stderr)  # fmt: skip
+        return 2
     name = gpu_name() if options.on == "device" else "host execution"
     if not name:
         print("gpu_check: PyTorch sees no GPU here. --dry-run builds and prints the plan.", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -75,6 +76,35 @@ def test_the_plan_is_printed_without_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_missing_gpu_is_named(capsys: Captured) -> None:
     assert gpu_stages.main([]) == 2
     assert "--dry-run" in capsys.readouterr().err
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(gpu_stages, "PACKAGES", (*gpu_stages.PACKAGES, "no_such_package", "nor_this"))
+    assert gpu_stages.main([]) == 2
+    assert "lacks no_such_package, nor_this. Install them" in capsys.readouterr().err
+
+
+def test_packages_that_are_not_named_are_not_needed(tmp_path: Path) -> None:
+    """What the stages would run is imported while all other packages of the extras are hidden."""
+    hidden = ("onnx", "onnx_ir", "onnxscript", "onnxruntime", "transformers", "polygraphy", "safetensors", "matplotlib")
+    (tmp_path / "hide.py").write_text(
+        "import sys\n\n\nclass Hidden:\n    def find_spec(self, name, *rest):\n"
+        f"        if name.split('.')[0] in {hidden}:\n            raise ModuleNotFoundError(name)\n\n\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+    )
+    command = [
+        *gpu_stages.pytest(workers=False),
+        "-p",
+        "hide",
+        "--collect-only",
+        *gpu_stages.correctness_tests("device"),
+    ]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-2000:]
+    times = [sys.executable, "-c", "import hide, runpy; runpy.run_path('benchmarks/kernel_times.py')"]
+    environment["PYTHONPATH"] += f"{os.pathsep}{ROOT / 'benchmarks'}"
+    subprocess.run(times, cwd=ROOT, env=environment, check=True)
 
 
 def test_the_tests_that_a_gpu_leaves_out_exist() -> None:
