@@ -80,8 +80,8 @@ class Caches:
         place = token.body.concat([i.unsqueeze(3) for i in index], 3)
         held = [state.gather_nd(place) for state in (self.keys, self.values)]
         if self.scales:
-            values = [fp8_codes.values(codes, self.columns, 3) for codes in held]  # [G, Nkv, N, D]
-            held = [value * scale for value, scale in zip(values, self.scales, strict=True)]
+            wide = [fp8_codes.values(codes, self.columns, 3) for codes in held]  # [G, Nkv, N, D]
+            held = [x * scale for x, scale in zip(wide, self.scales, strict=True)]
         keys, values = (x.cast(FLOAT) for x in held)
         return keys, present.unsqueeze(1, 3).where(values, 0.0)
 
@@ -101,8 +101,8 @@ def _write(c: Context, rows: Rows, position: Value, turn: tuple[Value, Value]) -
         stored = [fp8_codes.packed(x, c.dtypes["C"], 3) for x in codes]  # [B, S, Nkv, D]
     else:
         raise ValueError(f"a portable SparseAttention takes E4M3 codes as bytes or words, not {c.dtypes['C']}")
-    states = (c[name].scatter_nd(place, x) for name, x in zip(CACHES, stored, strict=True))
-    return Caches(s["Nkv"], s["D"], rows, *states, scales)
+    keys, values = (c[name].scatter_nd(place, x) for name, x in zip(CACHES, stored, strict=True))
+    return Caches(s["Nkv"], s["D"], rows, keys, values, scales)
 
 
 # --- which tokens a query sees ------------------------------
