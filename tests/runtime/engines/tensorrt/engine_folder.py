@@ -54,14 +54,16 @@ def _graph(
         del ranges["prefill"]
     files = {f"{name}.plan": list(ranges)} if in_place else {f"{name}.{step}.plan": [step] for step in ranges}
     plans, profiles, codes = [], [], _codes(spec, in_place)
+    extra = plan.get("extra", {}).get(name, [])
     fixed = {"bundle": str(bundle), "graph": name, "in_place": in_place, "codes": codes}
     for file, steps in files.items():
         shapes = [{n: (r.min, r.opt, r.max) for n, r in ranges[step].items()} for step in steps]
-        text = json.dumps({**fixed, "profiles": shapes} | plan)
+        text = json.dumps({**fixed, "profiles": shapes} | plan | {"extra": extra})
         (folder / file).write_text(text)
         plans.append(Plan(file, hashlib.sha256(text.encode()).hexdigest(), len(text.encode())))
         profiles += [Profile(step, file, index, ranges[step]) for index, step in enumerate(steps)]
-    return EngineGraph(tuple(plans), tuple(profiles), (), dict(spec.states), in_place, codes)
+    weights = tuple(weight for weight, _, _ in extra)
+    return EngineGraph(tuple(plans), tuple(profiles), weights, dict(spec.states), in_place, codes)
 
 
 def _codes(spec: GraphSpec, in_place: bool) -> dict[str, str]:

@@ -121,12 +121,14 @@ class ICudaEngine:
         bundle = Path(plan["bundle"])
         manifest = Manifest.read(bundle)
         self.spec: GraphSpec = manifest.graphs[plan["graph"]]
+        self.extra = {name: (DTYPES[dtype], tuple(shape)) for name, dtype, shape in plan["extra"]}
+        """Inputs that ONNX Runtime knows nothing of: weights that are initializers in the bundle's graph."""
         self.tensors = [*((t, True) for t in self.spec.inputs), *((t, False) for t in self.spec.outputs)]
         self.session = session(self.spec.sha256, bundle / self.spec.file, manifest.checkpoint.common_parent)
 
     @property
     def num_io_tensors(self) -> int:
-        return len(self.tensors)
+        return len(self.tensors) + len(self.extra)
 
     @property
     def num_optimization_profiles(self) -> int:
@@ -137,15 +139,19 @@ class ICudaEngine:
         return SCRATCH_BYTES
 
     def get_tensor_name(self, index: int) -> str:
-        return self.tensors[index][0].name
+        return [*(t.name for t, _ in self.tensors), *self.extra][index]
 
     def get_tensor_mode(self, name: str) -> TensorIOMode:
-        return TensorIOMode.INPUT if self.find(name)[1] else TensorIOMode.OUTPUT
+        return TensorIOMode.INPUT if name in self.extra or self.find(name)[1] else TensorIOMode.OUTPUT
 
     def get_tensor_dtype(self, name: str) -> DataType:
+        if name in self.extra:
+            return self.extra[name][0]
         return DTYPES[self.plan["codes"].get(name, self.find(name)[0].dtype)]
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        if name in self.extra:
+            return self.extra[name][1]
         shape = [-1 if isinstance(d, str) else d for d in self.find(name)[0].shape]
         return (*shape[:-1], shape[-1] // 4) if self.plan["codes"].get(name) == "int32" else tuple(shape)
 
@@ -211,7 +217,8 @@ class IExecutionContext:
                 if t.name not in self._shapes:
                     return self._refuse(f"IExecutionContext::enqueueV3: the shape of {t.name} was not set")
                 sizes |= {d: n for d, n in zip(t.shape, self._shapes[t.name], strict=True) if isinstance(d, str)}
-        if missing := {t.name for t in (*spec.inputs, *spec.outputs)} - self._addresses.keys():
+        names = {t.name for t in (*spec.inputs, *spec.outputs)} | self._engine.extra.keys()
+        if missing := names - self._addresses.keys():
             return self._refuse(f"IExecutionContext::enqueueV3: no address of {min(missing)}")
         same = {self._addresses[a] == self._addresses[b] for a, b in spec.states.items()}
         if same - {self._engine.plan["in_place"]}:
