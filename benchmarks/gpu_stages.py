@@ -6,7 +6,9 @@
 | correct | tests/plugins on the GPU against PyTorch, official sizes included | 90 |
 | sanitize | compute-sanitizer (memcheck, then racecheck) over one small case of every op | 60 |
 | time | benchmarks/kernel_times.py | 90 |
+| engines | benchmarks/gpu_engines.py: plugin library, engine, golden check, tokens against PyTorch | 480 |
 
+The last one runs only when it is named (`--stage engines`), since compiling the plugin library takes minutes.
 With `--on host` the same stages run the host execution of the kernels on a machine without a GPU, with limits ten times
 as long: that is how they are tested. What a stage prints goes through; the results of all are one JSON line, kept under
 benchmarks/results/.
@@ -33,8 +35,10 @@ from flashnext.export.errors import PluginError
 from flashnext.plugins.cuda_tools import find_tool
 
 ROOT = Path(__file__).parents[1]
-LIMITS = {"build": 110, "correct": 90, "sanitize": 60, "time": 90}
-"""Seconds of each stage: 350 together."""
+LIMITS = {"build": 110, "correct": 90, "sanitize": 60, "time": 90, "engines": 480}
+"""Seconds of each stage."""
+USUAL = ("build", "correct", "sanitize", "time")
+"""The stages that run unless some are named: 350 s together."""
 HOST_FACTOR = 10
 MARGIN = 0.1
 """Part of its limit that the timing stage leaves for its last case."""
@@ -93,6 +97,10 @@ def commands(stage: str, on: str, results: Path) -> Iterator[Command]:
         sizes = "official" if on == "device" else "small"
         script = [sys.executable, str(ROOT / "benchmarks/kernel_times.py"), "--on", on, "--sizes", sizes]
         yield Command([*script, "--budget", f"{budget:.0f}", "--output", str(results)])
+    elif stage == "engines" and on == "device":
+        yield Command([sys.executable, str(ROOT / "benchmarks/gpu_engines.py"), "--output", str(results)])
+    elif stage == "engines":
+        yield Command([*pytest(workers=False), *played_engine()])
 
 
 def pytest(workers: bool = True) -> list[str]:
@@ -108,6 +116,11 @@ def correctness_tests(on: str) -> list[str]:
         return ["tests/plugins/test_candidates.py", "-k", "minus_infinity or refused"]
     left_out = [f"--ignore=tests/plugins/{name}" for name in NOT_ON_A_GPU]
     return ["tests/plugins", *left_out, "-m", "not slow"]
+
+
+def played_engine() -> list[str]:
+    """The TensorRT engine with GPU and TensorRT played by stand-ins."""
+    return ["tests/runtime/engines/tensorrt/test_engine.py", "-k", "tokens_are_those"]
 
 
 def small_cases() -> list[str]:
@@ -189,13 +202,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="build for sm_90, print the plan")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results", help="folder of the results")
     options = parser.parse_args(arguments)
-    stages = options.stage or list(LIMITS)
     if options.dry_run:
-        return dry_run(stages, options.on)
+        return dry_run(options.stage or list(LIMITS), options.on)
     if missing := missing_packages():
         print(f"gpu_check: this Python ({sys.executable}) lacks {', '.join(missing)}. Install them, "
               "or run this with a Python that has them.", file=sys.stderr)  # fmt: skip
         return 2
+    stages = options.stage or list(USUAL)
     name = gpu_name() if options.on == "device" else "host execution"
     if not name:
         print("gpu_check: PyTorch sees no GPU here. --dry-run builds and prints the plan.", file=sys.stderr)

@@ -1,0 +1,98 @@
+"""A TensorRT engine of models/small on the GPU at hand: built, checked, and its text compared with PyTorch's.
+
+    python benchmarks/gpu_engines.py [--engine tensorrt-rtx] [--output FILE]
+
+Exports the trained small model, builds the plugin library and the engine (`flashnext build` runs the golden check, so a
+wrong engine ends here), then writes greedy text with and without drafts in the engine and in `torch:device`, and times
+the engine. Ends with one JSON line, and with 1 if a text differs. Where TensorRT is not installed it says so and ends
+with 0. Not run yet: no GPU was at hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flashnext.export.errors import EngineError, message_at_exit
+from flashnext.runtime import LLM, SamplingParams
+from flashnext.runtime.cli.main import main as flashnext
+from flashnext.runtime.engines.tensorrt.plan import MODULES, Library
+
+SMALL = Path(__file__).parents[1] / "models/small"
+PROMPTS = ["Once upon a time", "The morning was", "It is a truth universally acknowledged, that " * 8]
+GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+DRAFTED = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True, draft_tokens=4)
+
+
+class StageError(Exception):
+    """A command that did not end with 0."""
+
+
+def command(*words: str) -> None:
+    """Run a command of `flashnext` in this process."""
+    print("$ flashnext", *words, flush=True)
+    if code := flashnext(words):
+        raise StageError(f"flashnext {words[0]} ended with {code}")
+
+
+def texts(bundle: Path, engine: str) -> tuple[list[list[int]], float]:
+    """Tokens of all prompts, without and with drafts; seconds of the second run of both."""
+    with LLM(bundle, engine=engine) as llm:
+        for _ in range(2):  # the first one captures CUDA graphs
+            start = time.perf_counter()
+            found = [o.token_ids for params in (GREEDY, DRAFTED) for o in llm.generate(PROMPTS, params)]
+            seconds = time.perf_counter() - start
+    return found, seconds
+
+
+def run(engine: str) -> dict[str, Any]:
+    """Everything; the facts."""
+    with tempfile.TemporaryDirectory(prefix="gpu_engines-") as folder:
+        bundle = Path(folder) / "bundle"
+        command("export", str(SMALL), str(bundle), "--capacity", "1024", "--slots", "3")
+        if engine == "tensorrt":
+            command("plugins", "build")
+        start = time.perf_counter()
+        command("build", str(bundle), "--engine", engine)
+        built = time.perf_counter() - start
+        wanted, torch_seconds = texts(bundle, "torch:device")
+        found, seconds = texts(bundle, engine)
+    tokens = sum(map(len, found))
+    return {
+        "engine": engine,
+        "build_seconds": round(built, 1),
+        "texts": len(found),
+        "differing_texts": sum(a != b for a, b in zip(found, wanted, strict=True)),
+        "tokens_per_second": round(tokens / seconds, 1),
+        "torch_tokens_per_second": round(tokens / torch_seconds, 1),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Build and check a TensorRT engine of models/small on this GPU.")
+    parser.add_argument(
+        "--engine", choices=MODULES, default="tensorrt", help="what builds and runs (default: tensorrt)"
+    )
+    parser.add_argument("--output", type=Path, help="write the facts to this file, too")
+    options = parser.parse_args(arguments)
+    try:
+        Library.open(options.engine)
+    except EngineError as missing:
+        facts: dict[str, Any] = {"engine": options.engine, "left_out": str(missing)}
+    else:
+        with message_at_exit():
+            facts = run(options.engine)
+    if options.output:
+        options.output.write_text(json.dumps(facts), encoding="utf-8")
+    print(json.dumps(facts))
+    return 1 if facts.get("differing_texts") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
