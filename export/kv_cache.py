@@ -39,6 +39,11 @@ class KvCache:
     def is_fp8(self) -> bool:
         return self.dtype == "fp8"
 
+    @classmethod
+    def unscaled(cls, config: ModelConfig) -> KvCache:
+        """FP8 with scales of 1: what there is to know about a cache's size."""
+        return cls("fp8", dict.fromkeys(attention_layers(config), UNSCALED))
+
     def faults(self, config: ModelConfig) -> Iterator[str]:
         """What keeps a model's keys and values from being kept this way."""
         if self.dtype not in KV_CACHE_DTYPES:

@@ -7,6 +7,7 @@ assumption is `RESERVE_BYTES`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from flashnext.export.checkpoint.safetensors_file import TensorInfo
 from flashnext.export.config import ModelConfig
 from flashnext.export.graphs.io import BuildOptions
 from flashnext.export.inventory import count_parts, slot_bytes
+from flashnext.export.kv_cache import KvCache
 
 RESERVE_BYTES = 2 << 30
 """Kept free on the device for the driver's context, captured graphs and activations: an assumption, not a figure."""
@@ -73,6 +75,9 @@ def _remedies(config: ModelConfig, forms: Forms, options: BuildOptions, missing:
     capacity = _capacity(config, options, room)
     found = [f"--slots {slots}"] if slots >= 1 else []
     found += [f"--capacity {capacity}"] if capacity else []
+    in_fp8 = dataclasses.replace(options, kv_cache=KvCache.unscaled(config))
+    saved = (options.slots + 1) * (slot_bytes(config, options) - slot_bytes(config, in_fp8))
+    found += ["--kv-cache-dtype fp8"] if saved >= missing else []
     found += [
         f"a checkpoint with experts in {FORM_NAMES[form]}"
         for form in (FP8_BLOCK, NVFP4)
@@ -86,7 +91,7 @@ def _capacity(config: ModelConfig, options: BuildOptions, room: int) -> int:
     step = 64 * config.indexer_compress_ratio
 
     def size(tokens: int) -> int:
-        return slot_bytes(config, BuildOptions(options.window, tokens, options.slots, options.dtype))
+        return slot_bytes(config, dataclasses.replace(options, capacity=tokens))
 
     growth = size(2 * step) - size(step)
     steps = (room // (options.slots + 1) - size(step)) // growth + 1

@@ -8,6 +8,7 @@ from typing import Any
 from flashnext.export.checkpoint.forms import FP8, NVFP4, PLAIN
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.graphs.io import BuildOptions
+from flashnext.export.kv_cache import KV_CACHE_DTYPES, KvCache
 from flashnext.export.residency import FORM_NAMES, residency
 from flashnext.runtime.cli.parser import Parser, byte_count, whole_number
 from flashnext.runtime.cli.table import amount_of_bytes, render
@@ -25,6 +26,7 @@ def add_options(parser: Parser) -> None:
     add("--slots", type=whole_number(1), metavar="N", default=kept.slots, help="texts under way at once (default: 4)")
     capacity = f"longest text of a slot (default: {kept.capacity})"
     add("--capacity", type=whole_number(1), metavar="TOKENS", default=kept.capacity, help=capacity)
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="keys and values (default: auto, BF16)")
 
 
 def variant(checkpoint: Checkpoint) -> str:
@@ -40,9 +42,12 @@ def variant(checkpoint: Checkpoint) -> str:
     return "; ".join(words)
 
 
-def fit_facts(checkpoint: Checkpoint, gpu_bytes: int, slots: int, capacity: int) -> dict[str, Any]:
+def fit_facts(
+    checkpoint: Checkpoint, gpu_bytes: int, slots: int, capacity: int, kv_cache_dtype: str = "auto"
+) -> dict[str, Any]:
     """What lies where, as plain data."""
-    options = BuildOptions(capacity=capacity, slots=slots, dtype=ACTIVATIONS)
+    cache = KvCache.unscaled(checkpoint.config) if kv_cache_dtype == "fp8" else KvCache()
+    options = BuildOptions(capacity=capacity, slots=slots, dtype=ACTIVATIONS, kv_cache=cache)
     options.check(checkpoint.config)
     placed = residency(checkpoint.tensors, checkpoint.config, checkpoint.forms, options, gpu_bytes)
     return {
@@ -51,6 +56,7 @@ def fit_facts(checkpoint: Checkpoint, gpu_bytes: int, slots: int, capacity: int)
         "capacity": capacity,
         "window": options.window,
         "state_dtype": options.dtype,
+        "kv_cache_dtype": kv_cache_dtype,
         "device": placed.device,
         "pinned_host": placed.pinned,
         "mapped": placed.mapped,
@@ -71,5 +77,6 @@ def fit_lines(facts: dict[str, Any]) -> list[str]:
     else:
         verdict += f"{amount_of_bytes(-facts['free_bytes'])} too much. Any of these would make it fit: "
         verdict += "; ".join(facts["remedies"]) + "."
-    title = f"on a GPU, {facts['slots']} slots of {facts['capacity']:,} tokens ({facts['state_dtype']}):"
+    kept = facts["state_dtype"] + (", keys and values fp8" if facts["kv_cache_dtype"] == "fp8" else "")
+    title = f"on a GPU, {facts['slots']} slots of {facts['capacity']:,} tokens ({kept}):"
     return ["", title, "", render(["part", "where", "size"], rows), "", verdict]

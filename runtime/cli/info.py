@@ -72,14 +72,17 @@ def describe(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             raise UsageError(f"--gpu-memory is about checkpoints; {folder} is a bundle. Name the checkpoint itself.")
         return bundle_facts(folder)
     if (folder / "config.json").is_file():
-        return checkpoint_facts(folder, arguments.gpu_memory, arguments.slots, arguments.capacity)
+        sizes = (arguments.slots, arguments.capacity, arguments.kv_cache_dtype)
+        return checkpoint_facts(folder, arguments.gpu_memory, *sizes)
     raise UsageError(
         f"{folder} is neither a bundle (no {manifests.FILE_NAME}) nor a checkpoint (no config.json). "
         "Name a folder that is one of them."
     )
 
 
-def checkpoint_facts(folder: Path, gpu_bytes: int | None = None, slots: int = 1, capacity: int = 1) -> dict[str, Any]:
+def checkpoint_facts(
+    folder: Path, gpu_bytes: int | None = None, slots: int = 1, capacity: int = 1, kv_cache_dtype: str = "auto"
+) -> dict[str, Any]:
     """What a checkpoint's headers say, and with `gpu_bytes` whether it fits a GPU."""
     from flashnext.export.checkpoint.reader import Checkpoint
 
@@ -94,7 +97,7 @@ def checkpoint_facts(folder: Path, gpu_bytes: int | None = None, slots: int = 1,
         "total": dataclasses.asdict(total(count_parts(checkpoint.tensors))),
         "window": window,
         "slot_bytes_by_context": slot_bytes_by_context(config, window),
-        **({"gpu": fit.fit_facts(checkpoint, gpu_bytes, slots, capacity)} if gpu_bytes else {}),
+        **({"gpu": fit.fit_facts(checkpoint, gpu_bytes, slots, capacity, kv_cache_dtype)} if gpu_bytes else {}),
     }
 
 

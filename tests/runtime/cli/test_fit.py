@@ -68,6 +68,17 @@ def test_remedies_make_it_fit_and_no_more(official: Checkpoint, slots: int, capa
     assert all(fit_facts(official, n * 10**9, slots, capacity)["fits"] for n in larger)
 
 
+def test_caches_in_fp8_make_it_fit_where_they_are_large(official: Checkpoint) -> None:
+    offered = set()
+    for gpu_gb in range(250, 400, 10):
+        facts = fit_facts(official, gpu_gb * 10**9, 16, 262144)
+        if not facts["fits"]:
+            fits = fit_facts(official, gpu_gb * 10**9, 16, 262144, "fp8")["fits"]
+            assert ("--kv-cache-dtype fp8" in facts["remedies"]) == fits
+            offered.add(fits)
+    assert offered == {True, False}
+
+
 def test_variants_in_words(official: Checkpoint, tmp_path: Path) -> None:
     assert variant(official) == (
         "experts unquantized, fused; MTP experts unquantized; n-gram table of layer 1 unquantized"
@@ -83,6 +94,8 @@ def test_command(official: Checkpoint, capsys: pytest.CaptureFixture[str]) -> No
     options = ["info", str(official.folder), "--gpu-memory", "141G", "--slots", "2", "--capacity", "4096"]
     assert main(options) == 0
     assert "too much. Any of these would make it fit: a checkpoint with experts in FP8" in capsys.readouterr().out
+    assert main([*options, "--kv-cache-dtype", "fp8"]) == 0
+    assert "2 slots of 4,096 tokens (bfloat16, keys and values fp8):" in capsys.readouterr().out
     assert main([*options, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (found["gpu"]["slots"], found["gpu"]["capacity"], found["gpu"]["fits"]) == (2, 4096, False)
