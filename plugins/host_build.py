@@ -171,5 +171,5 @@ def _with_headers(source: Path) -> set[Path]:
 def remove_old(folder: Path) -> None:
     limit = time.time() - MAX_AGE_S
     for file in folder.iterdir():
-        if file.stat().st_mtime < limit:
+        if file.is_file() and file.stat().st_mtime < limit:
             file.unlink(missing_ok=True)

@@ -140,12 +140,16 @@ def build(targets: Sequence[str] = TARGETS, headers: str | Path | None = None, o
     code += [f"-gencode=arch=compute_{targets[-1]},code=compute_{targets[-1]}"]
     jobs = [(source, [*device_library.FLAGS, *code]) for source in (SOURCES / "abi.cpp", *kernel_sources())]
     jobs += [(s, [*f, *device_library.FLAGS, *(code if "-x" in f else [])]) for s, f in _plugin_jobs(found, targets)]
-    objects = _compile_all(nvcc, jobs, version)
-    folder = _folder() / digest([o.name for o in objects])
-    with locked(cache_folder()):
-        folder.mkdir(exist_ok=True, parents=True)
+    cache = _folder()
+    cache.mkdir(exist_ok=True)
+    # A lock of its own: compiling takes minutes, in which tests may build for the host execution.
+    with locked(cache):
+        objects = _compile_all(nvcc, jobs, version, cache)
+        folder = cache / digest([o.name for o in objects])
+        folder.mkdir(exist_ok=True)
         link = [nvcc, "-shared", "-cudart=static", "-Xlinker", "--exclude-libs=ALL", *code]
         library = make(folder / FILE_NAME, [*link, *map(str, objects)])
+        host_build.remove_old(cache)
     return check(_copied(library, Path(out)) if out else library)
 
 
@@ -184,13 +188,12 @@ def _plugin_jobs(headers: Headers, targets: Sequence[str]) -> list[Job]:
     return [(source, [*include, *extra.get(source.stem, [])]) for source in sorted(FOLDER.glob("*.cpp"))]
 
 
-def _compile_all(nvcc: str, jobs: Sequence[Job], version: str) -> list[Path]:
-    folder = cache_folder()
-    with locked(folder), progress_bar(len(jobs), "sources", delay=0) as bar:
+def _compile_all(nvcc: str, jobs: Sequence[Job], version: str, folder: Path) -> list[Path]:
+    with progress_bar(len(jobs), "sources", delay=0) as bar:
 
         def compiled(job: Job) -> Path:
             source, flags = job
-            name = f"{source.parent.name}-{source.stem}-plugins-{source_key(source, [version, *flags])}.o"
+            name = f"{source.parent.name}-{source.stem}-{source_key(source, [version, *flags])}.o"
             made = make(folder / name, [nvcc, *flags, "-c", str(source)])
             bar.update()
             return made

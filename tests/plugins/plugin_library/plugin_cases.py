@@ -115,7 +115,7 @@ def plugin_case(
     return PluginCase(
         op,
         form,
-        [_text_field("form", form), *(_field(a, attributes[a.name]) for a in table.attributes)],
+        plugin_fields(table, form, attributes),
         [names.index(ports.aliases[p.name]) if p.name in ports.aliases else -1 for p in ports.outputs],
         [_shape(p, sizes | {"B": 1, "S": 1}) for p in ports.inputs],
         [_shape(p, sizes | {"B": max(batches), "S": max(lengths)}) for p in ports.inputs],
@@ -143,6 +143,11 @@ def _field_name(op: str, form: schema.Form, port: str) -> str:
 
 def _shape(port: schema.Port, sizes: Mapping[str, object]) -> tuple[int, ...]:
     return tuple(int(schema.evaluate(d, sizes)) for d in port.shape)  # type: ignore[call-overload]
+
+
+def plugin_fields(op: schema.Op, form: str, attributes: Mapping[str, Any]) -> list[tuple[str, int, int, bytes]]:
+    """What the parser sends: name, PluginFieldType, number of entries, data."""
+    return [_text_field("form", form), *(_field(a, attributes[a.name]) for a in op.attributes)]
 
 
 def _field(attribute: schema.Attribute, value: Any) -> tuple[str, int, int, bytes]:

@@ -1,12 +1,12 @@
 """The plugin library in the real registry of TensorRT 11.4 (the lean runtime's wheels): creators, fields, refusals.
 
-On the host execution of the kernels here; slow tests put the library that nvcc builds into the same registry.
+On the host execution of the kernels here; test_device_library.py puts what nvcc builds into the same registry. For the
+headers of another TensorRT: TENSORRT_INCLUDE_DIR=… pytest tests/plugins/plugin_library
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,8 +24,6 @@ KINDS = {"int": "INT32", "float": "FLOAT32", "string": "CHAR"}
 VALUES: dict[str, Any] = {"gate": "silu", "eps": 1e-6, "rope_scale": 1.0, "normalize": 1}
 FIELDS = [["form", "CHAR"], ["aliased", "INT32"]]
 TABLE = [["op_version", "INT32", schema.VERSION], ["op_table", "CHAR", table.digest()]]
-OTHER_HEADERS = "FLASHNEXT_OTHER_TENSORRT_HEADERS"
-"""Environment variable: a folder with the headers of another TensorRT, for a slow test."""
 
 
 def fields(op: schema.Op, form: str) -> list[list[Any]]:
@@ -120,9 +118,3 @@ def check_registry(path: Path, folder: Path) -> dict[str, Any]:
 def test_host_library(host_plugins: library.LibraryInfo, tmp_path: Path) -> None:
     found = check_registry(host_plugins.path, tmp_path)
     assert found["tensorrt"].startswith("11.")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(OTHER_HEADERS not in os.environ, reason=f"${OTHER_HEADERS} names no folder")
-def test_host_library_of_other_headers(tmp_path: Path) -> None:
-    check_registry(library.build_host(os.environ[OTHER_HEADERS]).path, tmp_path)

@@ -14,6 +14,7 @@
 namespace {
 
 int allocations_left = -1;  // until operator new fails; -1: it does not
+int64_t allocations = 0;    // that are not freed
 bool launches_fail = false, device_is_full = false;
 
 }  // namespace
@@ -21,11 +22,16 @@ bool launches_fail = false, device_is_full = false;
 void* operator new(size_t bytes) {
   if (allocations_left == 0) throw std::bad_alloc();
   if (allocations_left > 0) allocations_left--;
-  if (void* const memory = malloc(bytes)) return memory;
-  throw std::bad_alloc();
+  void* const memory = malloc(bytes);
+  if (!memory) throw std::bad_alloc();
+  allocations++;
+  return memory;
 }
-void operator delete(void* memory) noexcept { free(memory); }
-void operator delete(void* memory, size_t) noexcept { free(memory); }
+void operator delete(void* memory) noexcept {
+  allocations -= memory != nullptr;
+  free(memory);
+}
+void operator delete(void* memory, size_t) noexcept { operator delete(memory); }
 
 // The linker leads calls of the names without __wrap here.
 extern "C" {
@@ -65,8 +71,12 @@ class Injector {
   void fault(const std::string& name, const std::function<bool()>& is_refused) {
     logger_.count = 0;
     logger_.last[0] = '\0';
+    const int64_t before = allocations;
     const bool refused = is_refused();
-    printf("%s\t%s\t%s\n", name.c_str(), refused ? "refused" : "ACCEPTED", logger_.last);
+    // A step keeps what it has reserved for the next one, and the expression builder what it has made.
+    const bool keeps = name.rfind("run:", 0) == 0 || name.rfind("shapes:", 0) == 0;
+    const bool leaked = allocations > before && !keeps;
+    printf("%s\t%s\t%s\n", name.c_str(), leaked ? "LEAKED" : refused ? "refused" : "ACCEPTED", logger_.last);
   }
 
   int32_t inputs() const { return int32_t(step_.inputs.size()); }
@@ -348,11 +358,13 @@ class Injector {
   void starve(const char* what, const std::function<bool()>& works, int limit = 200) {
     for (int left = 0; left < limit; left++) {
       logger_.count = 0;
+      const int64_t before = allocations;
       allocations_left = left;
       const bool worked = works();
       allocations_left = -1;
       if (worked) return;
-      printf("memory: %s ends after %d\trefused\t%s\n", what, left, logger_.count ? logger_.last : "");
+      printf("memory: %s ends after %d\t%s\t%s\n", what, left, allocations > before ? "LEAKED" : "refused",
+             logger_.count ? logger_.last : "");
     }
   }
 

@@ -3,6 +3,7 @@
 //     harness life CASE RESULT       # the outputs go to RESULT, what was seen to standard output
 //     harness faults CASE            # a line per fault: name, outcome, what was logged
 //     harness timing CASE ROUNDS     # runs a plugin of the build phase on memory that nobody filled
+//     harness workspace CASE         # configures it and prints the workspace; the tensors need no data
 //
 // Exits with 0 unless a callback answers otherwise than it must; says where.
 #include <cinttypes>
@@ -193,7 +194,14 @@ int main(int count, char** arguments) {
   setLoggerFinder(&finder);
   if (mode == "life" && count == 4) return live(read_case(arguments[2]), arguments[3]);
   if (mode == "faults" && count == 3) return inject_faults(read_case(arguments[2]), finder.logger);
+  if (mode == "workspace" && count == 3) {
+    const Case given = read_case(arguments[2]);
+    const Plugin plugin = create(given);
+    REQUIRE(plugin);
+    printf("workspace %zu\n", configure(given, *plugin));
+    return 0;
+  }
   if (mode == "timing" && count == 4) return time_on_garbage(read_case(arguments[2]), atoi(arguments[3]));
-  fprintf(stderr, "usage: harness life CASE RESULT | faults CASE | timing CASE ROUNDS\n");
+  fprintf(stderr, "usage: harness life CASE RESULT | faults CASE | timing CASE ROUNDS | workspace CASE\n");
   return 2;
 }
