@@ -66,7 +66,6 @@ class Api:
                 config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{capability}"), index)
             return
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # how the runtime sees that no state is copied
-        config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
         if job.hardware_compatible:
             config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
         if job.version_compatible:

@@ -299,10 +299,12 @@ def _bad_ranges(profile: Profile) -> Iterator[tuple[str, Range]]:
 
 def _from_raw(raw: Mapping[str, Any]) -> EngineManifest:
     plugins = raw["plugins"]
+    texts = ("kind", "tensorrt", "gpu", "bundle", "checkpoint", "golden_check", "golden_note", "producer")
+    plain: dict[str, Any] = {name: _text(raw[name]) for name in texts}
     return EngineManifest(
-        **{name: _text(raw[name]) for name in ("kind", "tensorrt", "gpu", "bundle", "checkpoint")},
-        **{name: _text(raw[name]) for name in ("golden_check", "golden_note", "producer")},
-        **{name: _flag(raw[name]) for name in ("hardware_compatible", "version_compatible")},
+        **plain,
+        hardware_compatible=_flag(raw["hardware_compatible"]),
+        version_compatible=_flag(raw["version_compatible"]),
         capabilities=_whole_numbers(raw["capabilities"]),
         graphs={_text(name): _graph(graph) for name, graph in raw["graphs"].items()},
         plugins=None if plugins is None else _plugins(plugins),

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -64,13 +65,13 @@ def build_in_process(job: PlanJob, folder: Path, progress: Progress = lambda *_:
         child.stdin.write(job.to_json())
         child.stdin.close()
         last = _follow(child.stdout, progress)
-        peak = _wait(child)
+        child.wait()
     if "error" in last:
         raise BuildError(last["error"])
     if child.returncode or "version" not in last:
         raise BuildError(_ended(child.returncode, job, folder / LOG))
     (folder / LOG).unlink()
-    return BuiltPlan(time.perf_counter() - start, peak, last["version"], tuple(last["warnings"]))
+    return BuiltPlan(time.perf_counter() - start, last["peak"], last["version"], tuple(last["warnings"]))
 
 
 @contextlib.contextmanager
@@ -106,13 +107,6 @@ def _follow(lines: TextIO, progress: Progress) -> dict[str, Any]:
         else:
             last = message
     return last
-
-
-def _wait(child: subprocess.Popen[str]) -> int:
-    """Wait for the process's end; its peak of resident memory in bytes."""
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _ended(code: int, job: PlanJob, log: Path) -> str:
@@ -153,7 +147,7 @@ def main() -> int:
         tell(error=str(error))
         return 0
     Path(job.plan).write_bytes(plan)
-    tell(version=api.version, warnings=warnings)
+    tell(version=api.version, warnings=warnings, peak=_peak())
     return 0
 
 
@@ -168,6 +162,15 @@ def _settle() -> None:
         return
     if libc.personality(current | NO_RANDOMIZATION) >= 0 and libc.personality(UNKNOWN_PERSONALITY) & NO_RANDOMIZATION:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "flashnext.builder.plan_process"])
+
+
+def _peak() -> int:
+    """Peak of this process's resident memory in bytes. Not getrusage's: that counts the parent's, of before exec."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def _one_processor() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,21 @@ SCALE = 0.5
 
 
 def write_sparse_checkpoint(
-    folder: str | Path, *, layout: str = "bf16", layers: int | None = None, shards: int = SHARDS
+    folder: str | Path,
+    *,
+    layout: str = "bf16",
+    layers: int | None = None,
+    shards: int = SHARDS,
+    fields: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a checkpoint of the official configuration (of `layers` layers) without its weights' bytes."""
+    """Write a checkpoint of the official configuration (of `layers` layers) without its weights' bytes.
+
+    `fields` replace some of the configuration's.
+    """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    fields = {**OFFICIAL_TEXT_CONFIG, "num_hidden_layers": layers or OFFICIAL_TEXT_CONFIG["num_hidden_layers"]}
-    raw = full_config(fields)
+    count = layers or OFFICIAL_TEXT_CONFIG["num_hidden_layers"]
+    raw = full_config({**OFFICIAL_TEXT_CONFIG, "num_hidden_layers": count, **(fields or {})})
     model = ModelConfig.from_dict(raw)
     experts, quantization = LAYOUTS[layout]
     if quantization.method:

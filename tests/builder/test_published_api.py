@@ -39,7 +39,6 @@ USED = {
     "IBuilderConfig.clear_flag",
     "IBuilderConfig.set_flag",
     "IBuilderConfig.set_memory_pool_limit",
-    "IBuilderConfig.set_preview_feature",
     "IBuilderConfig.profiling_verbosity=",
     "IBuilderConfig.hardware_compatibility_level=",
     "IBuilderConfig.create_timing_cache",
