@@ -24,6 +24,8 @@ from flashnext.runtime.engines.base import Array, numpy_dtype
 TEXT_PER_BYTE = 1.5
 """Base64 takes 4/3; what is more is for names and headers."""
 ROOM_FOR_HEADERS = 1 << 20
+MAGIC = b"\x93NUMPY\x01\x00\x76\x00"
+"""What .npy begins with: its name, its version and the length of the header."""
 
 
 def read_text(path: Path, specs: Mapping[str, tuple[TensorSpec, tuple[int, ...]]]) -> Any:
@@ -49,10 +51,10 @@ def decode(value: Any, spec: TensorSpec, shape: tuple[int, ...], path: Path) -> 
     if isinstance(value, dict) and isinstance(value.get("values"), dict):  # an output is wrapped once more
         value = value["values"]
     try:
-        array = _tensor(value) if "tensor" in value else _ndarray(value["array"], shape)
+        array = _tensor(value) if "tensor" in value else _ndarray(value["array"], spec, shape)
     except (KeyError, TypeError, ValueError, RuntimeError, binascii.Error) as cause:
         raise GoldenError(
-            f"{path} has no array for {plain(spec.name)} ({plain(str(cause), 80)}). "
+            f"{path} has no array for {plain(spec.name)} ({plain(str(cause), 200)}). "
             "Write it again with `flashnext golden`."
         ) from None
     if array.dtype != numpy_dtype(spec.dtype) or array.shape != shape:
@@ -63,17 +65,20 @@ def decode(value: Any, spec: TensorSpec, shape: tuple[int, ...], path: Path) -> 
     return array
 
 
-def _ndarray(text: str, shape: tuple[int, ...]) -> Array:
-    """From .npy; its header is compared with the shape before the values are taken."""
+def _ndarray(text: str, spec: TensorSpec, shape: tuple[int, ...]) -> Array:
+    """From .npy, whose header has to be the one that numpy writes for such an array."""
     data = base64.b64decode(text, validate=True)
-    stream = io.BytesIO(data)
-    version = np.lib.format.read_magic(stream)
-    if version != (1, 0):
-        raise ValueError(f"version {version} of .npy")
-    stored, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    if fortran or dtype.hasobject or len(data) - stream.tell() != int(np.prod(stored)) * dtype.itemsize:
-        raise ValueError("not the array that its header describes")
-    return np.frombuffer(data, dtype, offset=stream.tell()).reshape(stored)
+    dtype = numpy_dtype(spec.dtype)
+    expected = io.BytesIO()
+    facts = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(expected, facts)  # type: ignore[no-untyped-call]
+    header = expected.getvalue()
+    if not data.startswith(header):
+        found = data[len(MAGIC) : len(header)].decode("latin-1").strip()
+        raise ValueError(f"found {plain(found, 80)}, expected {spec.dtype} {list(shape)}")
+    if len(data) - len(header) != _nbytes(spec, shape):
+        raise ValueError("its bytes are not as many as its header says")
+    return np.frombuffer(data, dtype, offset=len(header)).reshape(shape)
 
 
 def _tensor(value: Mapping[str, str]) -> Array:

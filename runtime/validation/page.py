@@ -17,8 +17,9 @@ HEADER = ("output", "step", "engine", "max error", "mean error", "deviation", "e
 NOTE = (
     "Error of what each Gated Residual takes and gives, in standard deviations of the reference, on a logarithmic "
     "scale and in the order in which the model computes: y is a block's output, r the residual branches after it is "
-    "written, x the next block's input, s its write gates, start what a graph begins with. A sound engine shows a flat "
-    "line of rounding; a fault shows as a step at the block that has it."
+    "written, x the next block's input, s its write gates, start what a graph begins with; 4.attn is the one before "
+    "the token mixer of layer 4, 4.mlp the one before its experts, 1.ple an n-gram injection. A sound engine shows a "
+    "flat line of rounding; a fault shows as a step at the block that has it."
 )
 
 
@@ -68,7 +69,13 @@ def _chart(title: str, rows: Sequence[OutputError]) -> str:
     found = {(row.step, row.output): row.relative for row in rows}
     lines = [Line(step, [found.get((step, place)) for place in places]) for step in steps]
     tolerance = rows[0].tolerance if rows else None
-    return line_chart(title, places, [*lines, Line("tolerance", [tolerance] * len(places))], logarithmic=True)
+    named = [_short(place) for place in places]
+    return line_chart(title, named, [*lines, Line("tolerance", [tolerance] * len(places))], logarithmic=True)
+
+
+def _short(output: str) -> str:
+    """A site's output as there is room for it under the plot: `layers.4.attn.r`, `final.x`."""
+    return output.replace("hyper_connection_mixer", "final").replace("_hyper_connection", "")
 
 
 def _outputs(report: Report) -> str:

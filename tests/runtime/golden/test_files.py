@@ -172,8 +172,8 @@ WRONG_ARRAYS: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.pop("token_ids"), "lacks something"),
     (lambda v: _changed(v, "token_ids", [1, 2]), "has no array for token_ids"),
     (lambda v: _changed(v, "token_ids", {"array": "!"}), "has no array for token_ids"),
-    (lambda v: _changed(v, "token_ids", npy(np.zeros((2, 25), np.int32))), r"\[2, 25\], expected int32 \[2, 24\]"),
-    (lambda v: _changed(v, "token_ids", npy(np.zeros((2, 24), np.int64))), "as int64"),
+    (lambda v: _changed(v, "token_ids", npy(np.zeros((2, 25), np.int32))), r"\(2, 25\).*expected int32 \[2, 24\]"),
+    (lambda v: _changed(v, "token_ids", npy(np.zeros((2, 24), np.int64))), "<i8.*expected int32"),
     (lambda v: _changed(v, "token_ids", npy(np.full((2, 24), 10**6, np.int32))), "token_ids outside"),
     (lambda v: _changed(v, "slots", npy(np.array([7, 0], np.int32))), "slots outside"),
     (lambda v: _changed(v, "slots", npy(np.array([1, 1], np.int32))), "slots that are not distinct"),
@@ -228,3 +228,30 @@ def test_fp8_residual_is_refused(random_bundle: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(Manifest, "read", lambda _: changed)
     with pytest.raises(GoldenError, match="--residual plain"):
         write_golden(random_bundle, tmp_path / "golden")
+
+
+def test_damaged_files_end_with_one_sentence(written: Written, manifest: Manifest, tmp_path: Path) -> None:
+    """Bytes changed, cut out and put in at random places: an array of the right size may be another one, no more."""
+    random = np.random.default_rng(0)
+    names = ("golden.json", "head/inputs/0000000001.json", "head/outputs/0000000001.json")
+    for graph in manifest.graphs:
+        if graph != "head":
+            (tmp_path / graph).symlink_to(written.folder / graph)
+    shutil.copytree(written.folder / "head", tmp_path / "head")
+    sound = {name: (written.folder / name).read_bytes() for name in names}
+    refused: list[str] = []
+    for case in range(120):
+        for name in names:
+            (tmp_path / name).write_bytes(sound[name])
+        name = names[case % 3]
+        place, length = random.integers(0, min(len(sound[name]), 3000)), random.integers(0, 20)
+        inserted = random.integers(0, 256, random.integers(0, 20), np.uint8).tobytes()
+        (tmp_path / name).write_bytes(sound[name][:place] + inserted + sound[name][place + length :])
+        try:
+            golden = Golden.open(tmp_path, manifest)
+            golden.feeds("head")
+            golden.outputs("head", sites=True)
+        except GoldenError as error:
+            refused.append(str(error))
+    assert len(refused) > 90
+    assert not [message for message in refused if "\n" in message]
