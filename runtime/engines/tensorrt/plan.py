@@ -126,6 +126,11 @@ class Plan:
             for name in names
         }
 
+    def host_tensors(self) -> list[str]:
+        """Inputs and outputs that it wants in host memory."""
+        engine, device = self._engine, self._library.module.TensorLocation.DEVICE
+        return [name for name in self.tensors() if engine.get_tensor_location(name) != device]
+
     def scratch_bytes(self) -> int:
         """Device memory that one context needs while it runs, whatever its profile."""
         return int(self._engine.device_memory_size_v2)
@@ -147,14 +152,17 @@ class Plan:
         context = self._engine.create_execution_context(strategy)
         if context is None or not context.set_optimization_profile_async(profile, stream):
             raise self._library.log.error(f"{self._library.title} cannot prepare {self.name}", mark)
-        return Context(self._library, context, f"{self.name}, profile {profile}")
+        return Context(self._library, context, f"{self.name}, profile {profile}", frozenset(self.tensors()))
 
 
 class Context:
-    """An execution context; shapes and addresses are set only where they change, and checked."""
+    """An execution context; shapes and addresses are set only where they change, and checked.
 
-    def __init__(self, library: Library, context: Any, name: str) -> None:
-        self._library, self._context, self.name = library, context, name
+    What the plan has no use for (`tensors` are those it has) is passed over.
+    """
+
+    def __init__(self, library: Library, context: Any, name: str, tensors: frozenset[str]) -> None:
+        self._library, self._context, self.name, self._tensors = library, context, name, tensors
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
 
@@ -165,13 +173,13 @@ class Context:
     def set_shape(self, name: str, shape: Sequence[int]) -> None:
         """Of an input with a dynamic shape."""
         shape = tuple(shape)
-        if self._shapes.get(name) != shape:
+        if self._shapes.get(name) != shape and name in self._tensors:
             self._try(f"the shape {list(shape)} of {name}", "set_input_shape", name, shape)
             self._shapes[name] = shape
 
     def set_address(self, name: str, address: int) -> None:
         """Of any input or output."""
-        if self._addresses.get(name) != address:
+        if self._addresses.get(name) != address and name in self._tensors:
             self._try(f"an address of {name}", "set_tensor_address", name, address)
             self._addresses[name] = address
 

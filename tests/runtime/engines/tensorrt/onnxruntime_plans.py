@@ -68,6 +68,11 @@ class TensorIOMode(IntEnum):
     OUTPUT = 2
 
 
+class TensorLocation(IntEnum):
+    DEVICE = 0
+    HOST = 1
+
+
 class ExecutionContextAllocationStrategy(IntEnum):
     STATIC = 0
     ON_PROFILE_CHANGE = 1
@@ -154,6 +159,9 @@ class ICudaEngine:
             return self.extra[name][1]
         shape = [-1 if isinstance(d, str) else d for d in self.find(name)[0].shape]
         return (*shape[:-1], shape[-1] // 4) if self.plan["codes"].get(name) == "int32" else tuple(shape)
+
+    def get_tensor_location(self, name: str) -> TensorLocation:
+        return TensorLocation.HOST if name in self.plan.get("in_host", ()) else TensorLocation.DEVICE
 
     def create_execution_context(self, strategy: ExecutionContextAllocationStrategy) -> IExecutionContext:
         return IExecutionContext(self)

@@ -15,7 +15,7 @@ from flashnext.builder.plugin_graph import plugin_form
 from flashnext.builder.portable_graph import portable_form
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime import LLM, SamplingParams
-from flashnext.runtime.engines.tensorrt import opening
+from flashnext.runtime.engines.tensorrt import fitting
 from flashnext.runtime.engines.tensorrt.arrays import DeviceArray
 from flashnext.runtime.model_runner import open_checkpoint
 
@@ -35,6 +35,9 @@ class Plan:
     def tensors(self) -> Tensors:
         return self._tensors
 
+    def host_tensors(self) -> list[str]:
+        return []
+
 
 def _form(value: onnx.ValueInfoProto) -> tuple[str, tuple[int, ...]]:
     kind = value.type.tensor_type
@@ -48,10 +51,16 @@ def test_both_forms_fit_the_bundle(random_bundle: Path, graph: str) -> None:
     source = (random_bundle / spec.file).read_bytes()
     with_plugins = plugin_form(source)
     built = EngineGraph((), (), (), spec.states, True, with_plugins.codes)
-    assert list(opening._differences(Plan(with_plugins.model), spec, built)) == []  # type: ignore[arg-type]
+    assert list(fitting.differences(Plan(with_plugins.model), spec, built)) == []  # type: ignore[arg-type]
+    found = Plan(with_plugins.model)
+    del found.tensors()["new_len"]  # a length that nothing reads
+    assert list(fitting.differences(found, spec, built)) == []  # type: ignore[arg-type]
+    state = next(iter(spec.states))
+    del found.tensors()[state]
+    assert list(fitting.differences(found, spec, built)) == [f"it lacks {state}"]  # type: ignore[arg-type]
     plain = portable_form(source, 8, "decode", weights_as_inputs=True)
     built = EngineGraph((), (), plain.weights, spec.states, False, plain.codes)
-    assert list(opening._differences(Plan(plain.model), spec, built)) == []  # type: ignore[arg-type]
+    assert list(fitting.differences(Plan(plain.model), spec, built)) == []  # type: ignore[arg-type]
     assert plain.weights
 
 

@@ -18,7 +18,7 @@ from flashnext.export.graphs.manifest import Manifest
 from flashnext.plugins.tensorrt import library
 from flashnext.runtime import LLM
 from flashnext.runtime.cli.main import main
-from flashnext.runtime.engines.tensorrt import opening
+from flashnext.runtime.engines.tensorrt import fitting, opening
 from flashnext.runtime.engines.tensorrt.cuda_device import CudaDevice
 from flashnext.runtime.engines.tensorrt.plan import MODULES, Library
 
@@ -53,7 +53,7 @@ def test_the_engine_for_this_gpu_is_chosen(bundle: Path, machine: Machine) -> No
     dataclasses.replace(EngineManifest.read(other), capabilities=(120,)).write(other)
     for capability, name in ((90, "sm90"), (120, "sm120")):
         machine(capability=capability)
-        assert opening.find_engine("tensorrt", bundle, capability)[0].name == f"tensorrt-{name}"
+        assert fitting.find_engine("tensorrt", bundle, capability)[0].name == f"tensorrt-{name}"
     machine(capability=86)
     assert "was built for sm_120, and this GPU is sm_86. Build it again" in refusal(bundle)
 
@@ -96,7 +96,47 @@ def test_a_plan_of_another_graph_is_refused(engine: Path, machine: Machine) -> N
     machine()
     folder = engine / "engines/tensorrt-sm90"
     _replace_plan(folder, "mtp_draft.plan", (folder / "mtp.plan").read_bytes())
-    assert "mtp_draft.plan is not a plan of mtp_draft.onnx: it lacks blocks" in refusal(engine)
+    assert "mtp_draft.plan is not a plan of mtp_draft.onnx: it has mtp.layers.0.index_tail_state" in refusal(engine)
+
+
+def test_a_plan_that_wants_values_from_the_host_is_refused(bundle: Path, machine: Machine) -> None:
+    machine()
+    write_engine(bundle, plan={"in_host": ["new_len"]})
+    assert "head.plan is not a plan of head.onnx: it takes new_len from the host" in refusal(bundle)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("body", "profiles", 0, "ranges", "logit_rows"), None, "it says nothing of the size N, in the decode profile"),
+        (("body", "profiles", 0, "ranges", "slots", "min"), [1, 1], "the range of slots"),
+        (("mtp", "profiles", 0, "name"), "prefill", "the graph mtp has no decode profile"),
+        (
+            ("head", "profiles", 1, "ranges", "slots"),
+            {"min": [3], "opt": [3], "max": [3]},
+            "the ranges of B exclude one",
+        ),
+        (("body", "codes"), {"slots": "float8_e4m3fn"}, "slots in body cannot hold codes as float8_e4m3fn"),
+        (("body", "codes"), {"x\n": "__import__"}, r"x\n in body cannot hold codes as __import__"),
+    ],
+)
+def test_what_a_stranger_wrote_into_an_engine_is_one_sentence(
+    engine: Path, machine: Machine, path: tuple[str | int, ...], value: object, said: str
+) -> None:
+    machine()
+    file = engine / "engines/tensorrt-sm90/engine.json"
+    raw = json.loads(file.read_text())
+    place = raw["graphs"]
+    for step in path[:-1]:
+        place = place[step]
+    if value is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    if path[-1] == "min":
+        place |= {"opt": value, "max": value}
+    file.write_text(json.dumps(raw))
+    assert said in refusal(engine)
 
 
 def test_an_engine_that_copies_its_states_is_refused(bundle: Path, machine: Machine) -> None:
@@ -137,15 +177,15 @@ def test_another_plugin_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
     """Without one, with another one, with the one that the engine was built with."""
     monkeypatch.setenv("FLASHNEXT_PLUGINS", str(tmp_path / "none.so"))
     with pytest.raises(EngineError, match=r"needs the plugin library that it was built with\. .*none\.so is not"):
-        opening.find_plugins(tmp_path, "a" * 64, 90)
+        fitting.find_plugins(tmp_path, "a" * 64, 90)
     info = library.LibraryInfo(tmp_path / "plugins.so", "b" * 64, 1, "table", "10.14", ("90",), "sources")
     monkeypatch.setattr(library, "find", lambda capability: info)
     with pytest.raises(EngineError, match=r"another plugin library \(SHA-256 aaaaaaaaaaaa…\) than .*plugins\.so \(bbb"):
-        opening.find_plugins(tmp_path, "a" * 64, 90)
-    assert opening.find_plugins(tmp_path, "b" * 64, 90) == tmp_path / "plugins.so"
+        fitting.find_plugins(tmp_path, "a" * 64, 90)
+    assert fitting.find_plugins(tmp_path, "b" * 64, 90) == tmp_path / "plugins.so"
     (tmp_path / "text.so").write_text("no library")
     with pytest.raises(EngineError, match=r"text\.so is not a plugin library of flashnext"):
-        opening.find_plugins(tmp_path, "b" * 64, 90, tmp_path / "text.so")
+        fitting.find_plugins(tmp_path, "b" * 64, 90, tmp_path / "text.so")
 
 
 def test_the_command_line_runs_an_engine(engine: Path, machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

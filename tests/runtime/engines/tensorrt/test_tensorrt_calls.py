@@ -21,7 +21,13 @@ from flashnext.runtime.engines.tensorrt.plan import DTYPES
 
 MODULES = ("tensorrt_lean_bindings", "tensorrt_rtx_bindings")
 CLASSES = ("Runtime", "ICudaEngine", "IExecutionContext", "EngineInspector", "IPluginRegistry", "ILogger")
-ENUMERATIONS = ("TensorIOMode", "ExecutionContextAllocationStrategy", "LayerInformationFormat", "DataType")
+ENUMERATIONS = (
+    "TensorIOMode",
+    "ExecutionContextAllocationStrategy",
+    "LayerInformationFormat",
+    "DataType",
+    "TensorLocation",
+)
 ONLY_IN_FULL = {"tensorrt_lean_bindings": ("EngineInspector",)}
 
 
