@@ -116,7 +116,7 @@ void check_pointer(const PortRow& port, const void* pointer) {
 }
 
 std::string timing_id(const OpRow& op, const Attributes& attributes) {
-  std::string id = attributes.form().name;
+  std::string id = std::string(op.name) + " " + attributes.form().name;
   for (size_t i = 0; i < op.attributes.size(); i++) {
     const Value& value = attributes.value(i);
     id += " " + std::to_string(value.integer) + " " + std::to_string(value.number);
