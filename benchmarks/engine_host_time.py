@@ -65,6 +65,9 @@ class IdleEngine:
         shape = next(t.shape for t, _ in self._tensors if t.name == name)
         return [-1 if isinstance(d, str) else d for d in shape]
 
+    def get_tensor_location(self, name: str) -> int:
+        return 0
+
     def create_execution_context(self, strategy: object) -> Idle:
         return Idle()
 
@@ -89,6 +92,7 @@ def idle_module(manifest: Manifest) -> Any:
         ILogger=type("ILogger", (), {"Severity": severity}),
         Runtime=lambda logger: runtime,
         TensorIOMode=SimpleNamespace(INPUT=True),
+        TensorLocation=SimpleNamespace(DEVICE=0),
         ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED=2),
         LayerInformationFormat=SimpleNamespace(JSON=1),
     )

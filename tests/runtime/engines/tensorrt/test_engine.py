@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from flashnext.export.errors import EngineError
 from flashnext.runtime import LLM, SamplingParams
 from flashnext.runtime.engines.tensorrt.arrays import DeviceArray
 from flashnext.runtime.engines.tensorrt.plan import Context
+from flashnext.runtime.hand_over import join
+from flashnext.runtime.model_runner import StepBatch, StepOutput
 from flashnext.runtime.outputs import RequestOutput
 
 PROMPTS: list[list[int]] = [list(range(40, 150)), [1, 2, 3], [7] * 20]
@@ -182,12 +185,37 @@ def test_results_of_an_earlier_step_are_not_taken_for_those_of_this_one(engine: 
         assert not np.array_equal(first.logits, second.logits)  # results on the host stay what they were
 
 
-def _step(runner, token: int):  # type: ignore[no-untyped-def]
-    from flashnext.runtime.model_runner import StepBatch
-
+def _step(runner: Any, token: int) -> StepOutput:
     one = np.ones(1, np.int32)
     context = np.zeros((1, runner.manifest.config.ngram_size - 1), np.int64)
     return runner.step(StepBatch(np.array([[token]], np.int32), one * 0, one * 0, one * 0, one, context, one * 0))
+
+
+def test_rows_of_the_draft_layer_are_joined_on_the_device(engine: Path, machine: Machine, reference: LLM) -> None:
+    """Rows of different lengths, out of order, from the body and then from the layer itself."""
+    machine(5)
+    with LLM(engine, engine="tensorrt") as llm:
+        found, wanted = (_drafts(x._runner) for x in (llm, reference))
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def _drafts(runner: Any) -> list[Any]:
+    """Results of the draft layer's two graphs after a step of two sequences."""
+    slots, past, new = (np.array(x, np.int32) for x in ([2, 0], [0, 0], [3, 5]))
+    ids = np.arange(10, dtype=np.int32).reshape(2, 5) + 40
+    context = np.zeros((2, runner.manifest.config.ngram_size - 1), np.int64)
+    hidden = runner.step(StepBatch(ids, slots, past, past, new, context, np.array([2, 9], np.int32))).hidden
+    rows = join([hidden[1, :5], hidden[0, :3]], 5)
+    lengths, ends = new[::-1].copy(), np.array([4, 7], np.int32)
+    logits, states, blocks = runner.mtp_step(ids + 1, rows, slots[::-1].copy(), past, lengths, ends)
+    again = join([states[1, 2:3], states[0, 4:5]], 1)
+    order = np.array([1, 0])
+    one = np.ones(2, np.int32)
+    drafted, after = runner.mtp_draft(
+        ids[:, :1], again, slots, lengths[order], one, blocks[order], lengths[order], np.arange(2, dtype=np.int32)
+    )
+    return [logits, blocks, drafted, np.asarray(after)]
 
 
 def test_the_engine_runs_plans_with_the_calls_that_were_counted(engine: Path, machine: Machine) -> None:
