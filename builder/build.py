@@ -179,4 +179,5 @@ def _job(plan: ProposedPlan, proposal: Proposal) -> PlanJob:
 def _described(folder: Path, plan: ProposedPlan, built: BuiltPlan) -> Plan:
     content = (folder / plan.file).read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
-    return Plan(plan.file, sha256, len(content), round(built.seconds, 3), built.peak_bytes)
+    took = round(built.seconds, 3), round(built.processor_seconds, 3), built.peak_bytes
+    return Plan(plan.file, sha256, len(content), *took)

@@ -70,12 +70,14 @@ class Profile:
 
 @dataclass(frozen=True)
 class Plan:
-    """A file with a serialized engine; `seconds` and `peak_bytes` (of host memory) are what building it took."""
+    """A file with a serialized engine; building it took `seconds`, of a processor `processor_seconds`, and `peak_bytes`
+    of host memory."""
 
     file: str
     sha256: str
     bytes: int
     seconds: float = 0.0
+    processor_seconds: float = 0.0
     peak_bytes: int = 0
 
 
@@ -324,8 +326,8 @@ def _graph(raw: Mapping[str, Any]) -> EngineGraph:
 
 
 def _plan(raw: Mapping[str, Any]) -> Plan:
-    sizes = _whole(raw["bytes"]), _seconds(raw["seconds"]), _whole(raw["peak_bytes"])
-    return Plan(_text(raw["file"]), _text(raw["sha256"]), *sizes)
+    took = _seconds(raw["seconds"]), _seconds(raw["processor_seconds"]), _whole(raw["peak_bytes"])
+    return Plan(_text(raw["file"]), _text(raw["sha256"]), _whole(raw["bytes"]), *took)
 
 
 def _profile(raw: Mapping[str, Any]) -> Profile:

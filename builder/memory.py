@@ -15,9 +15,9 @@ from pathlib import Path
 from flashnext.export.errors import BuildError
 from flashnext.export.graphs.manifest import GraphSpec, Manifest, TensorSpec
 
-BASE_BYTES = 450 << 20
-BYTES_OF_A_WEIGHT_BYTE = 4.0
-BYTES_OF_A_NODE = 32 << 20
+BASE_BYTES = 400 << 20
+BYTES_OF_A_WEIGHT_BYTE = 3.0
+BYTES_OF_A_NODE = 24 << 20
 """For each custom node, whose plain operators become kernels."""
 PLAN_BYTES_OF_A_NODE = 3 << 20
 ITEM_BYTES = {"float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "uint8": 1, "float8_e4m3fn": 1}

@@ -32,7 +32,7 @@ def manifest() -> EngineManifest:
     steps = {"token_ids": Range((1, 1), (1, 1), (2, 8)), "slots": Range((1,), (1,), (2,))}
     prompts = {"token_ids": Range((1, 9), (1, 64), (1, 64)), "slots": Range((1,), (1,), (1,))}
     graph = EngineGraph(
-        plans=(Plan("body.plan", hashlib.sha256(CONTENT).hexdigest(), len(CONTENT), 1.5, 1 << 30),),
+        plans=(Plan("body.plan", hashlib.sha256(CONTENT).hexdigest(), len(CONTENT), 1.5, 1.0, 1 << 30),),
         profiles=(Profile("decode", "body.plan", 0, steps), Profile("prefill", "body.plan", 1, prompts)),
         weights=("lm_head.weight",),
         states={"layers.0.conv_state": "layers.0.conv_state_out"},
