@@ -1,12 +1,13 @@
 """What a build will take, told before it begins: host memory, disk, and the least that the device must hold.
 
-Host memory was measured (docs/tensorrt.md, "Building engines"): a process that builds starts at about 350 MB; each
-byte of weights that goes into a plan takes some more while it is read, folded and written; and a graph takes some by
-its nodes. The figures here are rounded up from those. Device memory is a lower bound: what a step binds.
+Host memory was measured (docs/tensorrt.md, "Building engines"): a process that builds starts at about 220 MB; each
+byte of weights that goes into a plan takes two to three while it is read, folded and written; and a graph takes some
+by its nodes. The figures here are rounded up from those. Device memory is a lower bound: what a step binds.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,11 +50,12 @@ def _bytes(tensor: TensorSpec, sizes: Mapping[str, int]) -> int:
     return count
 
 
-def gathered_bytes(manifest: Manifest, largest: Mapping[str, int]) -> int:
-    """float32 weights of the chosen experts that a decode step of plain operators gathers, in one layer."""
+def with_gathered(found: Estimate, manifest: Manifest, largest: Mapping[str, int]) -> Estimate:
+    """With the float32 weights of the chosen experts, which a decode step of plain operators gathers layer by layer."""
     c = manifest.config
-    each = 3 * c.moe_intermediate_size * c.hidden_size * 4
-    return largest["B"] * largest["S"] * c.num_experts_per_tok * each
+    each = 3 * c.moe_intermediate_size * c.hidden_size * ITEM_BYTES["float32"]
+    gathered = largest["B"] * largest["S"] * c.num_experts_per_tok * each
+    return dataclasses.replace(found, device=found.device + gathered)
 
 
 def check_host(what: str, needed: int) -> None:

@@ -108,10 +108,8 @@ def propose(bundle: str | Path, manifest: Manifest, weights: Path, options: Engi
     }
     target = Path(options.out) if options.out else default_folder(bundle, options.kind, capabilities)
     _check_target(target, options.overwrite)
-    found = Proposal(
-        Path(bundle), weights, manifest, options, target, capabilities, gpu, plugins, plugin_file, graphs
-    )  # fmt: skip
-    return found
+    made_for = (target, capabilities, gpu, plugins, plugin_file)
+    return Proposal(Path(bundle), weights, manifest, options, *made_for, graphs)
 
 
 def check_memory(proposal: Proposal) -> None:
@@ -121,7 +119,7 @@ def check_memory(proposal: Proposal) -> None:
             memory.check_host(plan.file, plan.estimate.host)
     folder = next(p for p in (proposal.target.absolute(), *proposal.target.absolute().parents) if p.exists())
     memory.check_disk(folder, proposal.disk_bytes)
-    if proposal.gpu and proposal.options.kind == "tensorrt":
+    if proposal.gpu and proposal.gpu.capability in proposal.capabilities:
         memory.check_device(proposal.gpu.name, proposal.device_bytes, proposal.gpu.free_bytes)
 
 
@@ -140,6 +138,8 @@ def _plans(
     each = {step: ranges(spec, values) for step, values in sizes.items()}
     largest = {step: {d: bounds[2] for d, bounds in values.items()} for step, values in sizes.items()}
     needed = {step: memory.estimate(spec, held, custom, values) for step, values in largest.items()}
+    if options.kind == "tensorrt-rtx":
+        needed["decode"] = memory.with_gathered(needed["decode"], manifest, largest["decode"])
     if one_plan(options.kind):
         return [ProposedPlan(f"{name}.plan", each, max(needed.values(), key=lambda e: e.device))]
     return [ProposedPlan(f"{name}.{step}.plan", {step: each[step]}, needed[step]) for step in each]

@@ -32,6 +32,7 @@ Answer = Callable[[str], None]
 
 
 def proposed(bundle: Path, **options: Any) -> proposal.Proposal:
+    options = {"overwrite": (bundle / "engines").exists(), **options}
     manifest = Manifest.read(bundle)
     settings = EngineOptions(**{"kind": "tensorrt-rtx", "targets": (120,), **options})
     return propose(bundle, manifest, Path(manifest.checkpoint.common_parent), settings)
@@ -55,7 +56,8 @@ def test_builds_an_engine_without_a_gpu(bundle_copy: Path, gpu: Answer, capsys: 
     ]
     assert set(graph.weights) == {w.name for w in Manifest.read(bundle_copy).weights}
     for plan, step in zip(graph.plans, ("decode", "prefill"), strict=True):
-        assert plan.peak_bytes > 100 << 20
+        estimated = next(p for p in proposed(bundle_copy).graphs["body"] if p.file == plan.file).estimate
+        assert 100 << 20 < plan.peak_bytes < estimated.host
         listed = plan_text.listed_nodes(read_plan(folder, plan))
         form = portable_form((bundle_copy / "body.onnx").read_bytes(), 2, step)
         assert set(listed) == set(form.custom_nodes)
