@@ -7,8 +7,10 @@
 | sanitize | compute-sanitizer (memcheck, then racecheck) over one small case of every op | 60 |
 | time | benchmarks/kernel_times.py | 90 |
 | engines | benchmarks/gpu_engines.py: plugin library, engine, golden check, tokens against PyTorch | 480 |
+| providers | benchmarks/gpu_providers.py: ONNX Runtime's providers against PyTorch, layer by layer | 240 |
 
-The last one runs only when it is named (`--stage engines`), since compiling the plugin library takes minutes.
+The last two run only when they are named (`--stage engines`): compiling the plugin library takes minutes, and not every
+machine has ONNX Runtime for GPUs.
 With `--on host` the same stages run the host execution of the kernels on a machine without a GPU, with limits ten times
 as long: that is how they are tested. What a stage prints goes through; the results of all are one JSON line, kept under
 benchmarks/results/.
@@ -35,7 +37,7 @@ from flashnext.export.errors import PluginError
 from flashnext.plugins.cuda_tools import find_tool
 
 ROOT = Path(__file__).parents[1]
-LIMITS = {"build": 110, "correct": 90, "sanitize": 60, "time": 90, "engines": 480}
+LIMITS = {"build": 110, "correct": 90, "sanitize": 60, "time": 90, "engines": 480, "providers": 240}
 """Seconds of each stage."""
 USUAL = ("build", "correct", "sanitize", "time")
 """The stages that run unless some are named: 350 s together."""
@@ -99,6 +101,10 @@ def commands(stage: str, on: str, results: Path) -> Iterator[Command]:
         yield Command([*script, "--budget", f"{budget:.0f}", "--output", str(results)])
     elif stage == "engines" and on == "device":
         yield Command([sys.executable, str(ROOT / "benchmarks/gpu_engines.py"), "--output", str(results)])
+    elif stage == "providers" and on == "device":
+        yield Command([sys.executable, str(ROOT / "benchmarks/gpu_providers.py"), "--output", str(results)])
+    elif stage == "providers":
+        yield Command([*pytest(workers=False), *played_device()])
     elif stage == "engines":
         yield Command([*pytest(workers=False), *played_engine()])
 
@@ -121,6 +127,11 @@ def correctness_tests(on: str) -> list[str]:
 def played_engine() -> list[str]:
     """The TensorRT engine with GPU and TensorRT played by stand-ins."""
     return ["tests/runtime/engines/tensorrt/test_engine.py", "-k", "tokens_are_those"]
+
+
+def played_device() -> list[str]:
+    """What a provider binds on a device, in the CPU's memory."""
+    return ["tests/runtime/engines/test_onnxruntime_providers.py", "-k", "copies or names_and_pairs"]
 
 
 def small_cases() -> list[str]:

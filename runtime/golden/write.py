@@ -91,7 +91,7 @@ def write_golden(
             readme = commands.page(manifest, target, graphs, found)
             (work / "README.md").write_text(readme, encoding="utf-8")
             for script, name in ((compare_script, "compare.py"), (tf32_script, commands.NO_TF32)):
-                shutil.copyfile(script.__file__, work / name)
+                shutil.copyfile(str(script.__file__), work / name)
             _write_facts(work, manifest, options, found.steps)
     return Written(target, graphs, readme)
 
