@@ -101,13 +101,8 @@ def trtexec_lines(folder: Path, graph: str, graphs: Graphs, found: Recorded) -> 
         moving = {name: shape for name, (spec, shape) in inputs.items() if _is_dynamic(spec)}
         shapes = ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in moving.items())
         yield _line(
-            [
-                "trtexec",
-                f"--onnx={graphs[graph][PLUGIN]}",
-                f"--dynamicPlugins={PLUGINS}",
-                "--stronglyTyped",
-                "--noTF32",
-            ],
+            ["trtexec", f"--onnx={graphs[graph][PLUGIN]}", f"--dynamicPlugins={PLUGINS}"],
+            "--stronglyTyped --noTF32",
             f"--shapes={shapes}",
             "--loadInputs=" + shlex.quote(",".join(f"{name}:{file}" for name, file in files.items())),
             f"--exportOutput={graph}.{step.name.replace(' ', '_')}.json",
