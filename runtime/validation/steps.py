@@ -53,8 +53,8 @@ def plan(manifest: Manifest, prefill: int = 0, ragged: bool = True, limits: Step
     Raises:
         RequestError: a chunk that the bundle's slots cannot hold.
     """
-    length = prefill or max(DEFAULT_PREFILL, manifest.window + 1)
     room = min(manifest.capacity - STEPS_AFTER_PREFILL, limits.tokens if limits else manifest.capacity)
+    length = prefill or max(min(DEFAULT_PREFILL, room), manifest.window + 1)
     if not manifest.window < length <= room:
         raise RequestError(
             f"A prefill of {length} tokens does not fit: it has to be longer than the window ({manifest.window}) and "

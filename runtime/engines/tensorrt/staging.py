@@ -50,7 +50,7 @@ class Staging:
             self._offsets[name] = total
             total += -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
         self._place = device.allocate(total)
-        self._slots = [self._new_slot(total) for _ in range(BUFFERS)]
+        self._slots: list[_Slot] = []
         self._next = 0
 
     def _new_slot(self, nbytes: int) -> _Slot:
@@ -63,6 +63,8 @@ class Staging:
 
     def put(self, arrays: Mapping[str, Array]) -> None:
         """Queue the copy of some inputs; later work of the main stream sees them. The arrays may change at once."""
+        if not self._slots:  # what only other graphs fill needs none
+            self._slots = [self._new_slot(self._place.nbytes) for _ in range(BUFFERS)]
         slot = self._slots[self._next]
         self._next = (self._next + 1) % BUFFERS
         self._device.synchronize_event(slot.copied)

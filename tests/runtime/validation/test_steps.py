@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime.engines.engine_set import StepLimits
 from flashnext.runtime.validation.steps import FeedMaker, draft_step, plan
 
 
@@ -26,6 +28,19 @@ def test_lengths_continue_from_step_to_step(manifest: Manifest) -> None:
         assert all(a <= n for a, n in zip(after.accepted, before.new_len, strict=True))
         assert after.accepted == (0, 0) or not commits
     assert draft_step(steps[-1]).past_len[0] <= manifest.capacity
+
+
+def test_prompts_come_one_by_one_for_an_engine_that_takes_no_more(manifest: Manifest) -> None:
+    limits = StepLimits(sequences=2, prompts=1, tokens=20, logit_rows=20)
+    first, second, *others = plan(manifest, limits=limits)
+    assert (first.tokens, first.new_len, first.slots) == (20, (20,), (1,))
+    assert (second.tokens, second.new_len, second.slots) == (20, (15,), (0,))
+    assert others[0].past_len == (20, 15)
+    assert [step.name for step in others] == [step.name for step in plan(manifest)[1:]]
+    alone = plan(manifest, limits=StepLimits(sequences=1, prompts=1, tokens=20, logit_rows=20))
+    assert {len(step.new_len) for step in alone} == {1}
+    with pytest.raises(RequestError, match="the engines have to take it"):
+        plan(manifest, 30, limits=limits)
 
 
 def test_feeds_are_what_the_graphs_take(manifest: Manifest) -> None:
