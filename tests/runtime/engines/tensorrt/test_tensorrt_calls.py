@@ -2,14 +2,18 @@
 
 The classes of onnxruntime_plans.py are the only TensorRT that the engine meets in the tests, so whatever it calls is a
 method of theirs, and these are held to the real ones: TensorRT 11.4's runtime (`tensorrt-lean`; it has no inspector)
-and TensorRT for RTX.
+and TensorRT for RTX. The full TensorRT's bindings are walked on empty libraries (published_walk.py).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
+import subprocess
+import sys
 from enum import IntEnum
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -90,3 +94,26 @@ def test_lines_of_the_real_loggers_class_are_kept(bindings: ModuleType) -> None:
     error = log.error("TensorRT cannot load body.plan", mark, "Build the engine again.")
     assert str(error).endswith("; [runtime.cpp::5] Error Code 5. Build the engine again.")
     assert str(log.error("It failed", log.mark())) == "It failed. TensorRT says: it gave no reason."
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_bindings") is None, reason="needs tensorrt-bindings")
+def test_every_call_is_one_that_tensorrt_publishes() -> None:
+    """In a process of its own: these bindings stand on empty libraries."""
+    script = Path(__file__).with_name("published_walk.py")
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    version, *calls = run.stdout.split()
+    assert version.startswith("11.")
+    assert {
+        "Runtime.__init__",
+        "Runtime.deserialize_cuda_engine",
+        "ICudaEngine.num_io_tensors",
+        "ICudaEngine.get_tensor_location",
+        "ICudaEngine.create_execution_context",
+        "EngineInspector.get_engine_information",
+        "IExecutionContext.set_optimization_profile_async",
+        "IExecutionContext.set_device_memory",
+        "IExecutionContext.set_input_shape",
+        "IExecutionContext.set_tensor_address",
+        "IExecutionContext.execute_async_v3",
+    } <= {*calls}
