@@ -11,7 +11,7 @@
 
 #include "common/math.h"
 #include "common/reduce.h"
-#include "sparse_attention/plan.h"
+#include "sparse_attention/queries.h"
 
 namespace flashnext::sparse_attention {
 

@@ -10,7 +10,7 @@
 #pragma once
 
 #include "common/math.h"
-#include "common/rotary.h"
+#include "sparse_attention/queries.h"
 #include "sparse_attention/token_tiles.h"
 #include "sparse_attention/unite.h"
 

@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "common/memory.h"
-#include "common/rotary.h"
 #include "sparse_attention/params.h"
 
 namespace flashnext::sparse_attention {
@@ -118,22 +117,6 @@ __device__ __host__ inline Workspace workspace(const SparseAttentionParams& p) {
 template <class C>
 __device__ __forceinline__ float cache_scale(const float* scale) {
   return std::is_same_v<C, Float8E4M3> && scale ? load(scale) : 1.0f;
-}
-
-// --- queries ----------------------------------------------------------------------------------------
-
-__device__ __forceinline__ Rotation rotation_of(const SparseAttentionParams& p) {
-  return {p.inv_freq, p.frequencies, p.rope_scale};
-}
-
-// A query head at a token (of all sequences') and position, normalised and rotated, by a warp.
-template <class T>
-__device__ __forceinline__ void prepare_query(const SparseAttentionParams& p, size_t token, int position, int head,
-                                              float* buffer) {
-  const T* from = static_cast<const T*>(p.q_gate) + (token * p.heads + head) * 2 * p.head_dim;
-  const auto source = [&](int i) { return load(from + i); };
-  normalise_head(source, static_cast<const T*>(p.q_norm_weight), p.head_dim, p.eps, buffer);
-  rotate_head(buffer, position, rotation_of(p));
 }
 
 // --- a step's rows ----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 // of its raw keys in float, norm, RoPE at the block's first position.
 #pragma once
 
-#include "sparse_attention/plan.h"
+#include "sparse_attention/queries.h"
 
 namespace flashnext::sparse_attention {
 
