@@ -112,7 +112,9 @@ Attributes::Attributes(const OpRow& op, const nvinfer1::PluginFieldCollection* f
 void Attributes::take(const OpRow& op, const PluginField& field, std::vector<std::string>& seen) {
   if (!field.name) throw Fault("a field has no name");
   const std::string name = field.name;
-  if (std::find(seen.begin(), seen.end(), name) != seen.end()) throw Fault("attribute " + quoted(name) + " comes twice");
+  if (std::find(seen.begin(), seen.end(), name) != seen.end()) {
+    throw Fault("attribute " + quoted(name) + " comes twice");
+  }
   if (!field.data) throw Fault("attribute " + quoted(name) + " has no data");
   seen.push_back(name);
   if (name == kForm) return take_form(op, field);
@@ -143,8 +145,8 @@ void Attributes::take_form(const OpRow& op, const PluginField& field) {
 void Attributes::check_plan() const {
   if (version_ == kOpVersion && digest_ == kTableDigest) return;
   throw Fault("the engine was built with version " + std::to_string(version_) + " of the ops (table " +
-              quoted(digest_) + "), this library has version " + std::to_string(kOpVersion) + " (table " + quoted(kTableDigest) +
-              "). Build the engine again, or load the library that it was built with");
+              quoted(digest_) + "), this library has version " + std::to_string(kOpVersion) + " (table " +
+              quoted(kTableDigest) + "). Build the engine again, or load the library that it was built with");
 }
 
 std::vector<PluginField> Attributes::fields() const {

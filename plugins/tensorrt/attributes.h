@@ -17,8 +17,8 @@ struct Value {
   std::string text;
 };
 
-// Beside the op's own attributes: `form`, and `aliased` (0 where it is missing), which says whether states are handed to
-// TensorRT as aliased I/O. An engine's plan also holds the op table's version and digest, which have to be this library's.
+// Beside the op's own attributes: `form`, and `aliased` (0 where it is missing), which says whether states are handed
+// to TensorRT as aliased I/O. A plan also holds the op table's version and digest, which have to be this library's.
 class Attributes {
  public:
   // Fault: a field is missing, unknown, given twice, of another type or without a possible value.

@@ -1,4 +1,4 @@
-// One call of a kernel: its parameter struct for given shapes, dtypes and attributes, without knowing the struct's fields.
+// One call of a kernel: its parameter struct for shapes, dtypes and attributes, without knowing the struct's fields.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@ namespace flashnext::trt {
 
 constexpr size_t kMaxParams = 512;
 
-// Dtype (common/dtypes.h) of TensorRT's type, or -1. E4M3 codes are FP8; packed bytes come as INT8, because UINT8 cannot
-// enter a plugin.
+// Dtype (common/dtypes.h) of TensorRT's type, or -1. E4M3 codes are FP8; packed bytes come as INT8, because UINT8
+// cannot enter a plugin.
 int dtype_of(nvinfer1::DataType type);
 nvinfer1::DataType type_of(int dtype);
 

@@ -3,8 +3,8 @@
 #include "tensorrt/op_table_data.h"
 #include "tensorrt/trt.h"
 
-// library.py gives both: FLASHNEXT_CAPABILITIES, separated by spaces, the last with PTX, none on the host execution; and
-// FLASHNEXT_SOURCES, a hash of all that the library is made from.
+// library.py gives both: FLASHNEXT_CAPABILITIES, separated by spaces, the last with PTX, none on the host execution;
+// and FLASHNEXT_SOURCES, a hash of all that the library is made from.
 #if !defined(FLASHNEXT_CAPABILITIES) || !defined(FLASHNEXT_SOURCES)
 #error "define FLASHNEXT_CAPABILITIES and FLASHNEXT_SOURCES"
 #endif

@@ -90,8 +90,12 @@ def find(capability: str = "") -> LibraryInfo:
             )
         return info
     files = sorted(_folder().glob(f"*/{FILE_NAME}"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for info in map(check, files):
-        if info.is_current and (info.runs_on(capability) if capability else True):
+    for file in files:
+        try:
+            info = check(file)
+        except PluginError:  # of other ops: an older installation's
+            continue
+        if info.is_current and (not capability or info.runs_on(capability)):
             return info
     where = f" that runs on sm_{capability}" if capability else ""
     target = f" --target {capability}" if capability else ""

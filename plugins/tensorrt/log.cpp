@@ -68,13 +68,14 @@ TensorRT made_from(void* finder) {
 std::mutex mutex;
 TensorRT tensorrt;
 
-// False: TensorRT has no logger. The finder knows that of the engine under way, which there may be none of. The objects are
-// not of the classes above, only laid out like them.
+// False: TensorRT has no logger. The finder knows that of the engine under way, which there may be none of. The objects
+// are not of the classes above, only laid out like them.
 __attribute__((no_sanitize("vptr"))) bool log_to_tensorrt(const TensorRT& to, int32_t severity, const char* message) {
   const bool is_versioned = to.major >= 11;
   void* logger = nullptr;
   if (to.finder) {
-    logger = is_versioned ? static_cast<abi::Finder11*>(to.finder)->find() : static_cast<abi::Finder10*>(to.finder)->find();
+    logger = is_versioned ? static_cast<abi::Finder11*>(to.finder)->find()
+                          : static_cast<abi::Finder10*>(to.finder)->find();
   }
   if (!logger && to.logger) logger = to.logger();
   if (!logger) return false;

@@ -108,6 +108,15 @@ size_t byte_count(const PluginTensorDesc& desc) {
   return volume(desc.dims) * kBytes[dtype_of(desc.type)];
 }
 
+size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Of the copies of all integers that are held to bounds.
+size_t bounded_bytes(const FormRow& form, const PluginTensorDesc* inputs) {
+  size_t bytes = 0;
+  for (const BoundRow& row : form.bounds) bytes += aligned(byte_count(inputs[row.input]));
+  return bytes;
+}
+
 void check_pointer(const PortRow& port, const void* pointer) {
   if (!pointer) throw Fault(std::string(port.name) + " has no memory");
   if (reinterpret_cast<uintptr_t>(pointer) % kAlignment) {
@@ -236,6 +245,7 @@ int32_t Plugin::onShapeChange(const PluginTensorDesc* inputs, int32_t input_coun
     for (int32_t i = 0; i < output_count; i++) check_shape(op_, form().outputs[i], sizes, outputs[i].dims);
     Call(op_, attributes_, sizes, dtypes_of(op_, form(), inputs, outputs)).check(sizes);
     reserve(sizes);
+    if (is_building_) bounded_.reserve(bounded_bytes(form(), inputs));
     return 0;
   });
 }
@@ -301,10 +311,7 @@ void Plugin::bring_states(const PluginTensorDesc* descs, std::span<const void*> 
 
 void Plugin::hold_to_bounds(const PluginTensorDesc* descs, const Sizes& sizes, std::span<const void*> inputs,
                             void* stream) {
-  size_t bytes = 0;
-  const auto aligned = [](size_t size) { return (size + kAlignment - 1) / kAlignment * kAlignment; };
-  for (const BoundRow& row : form().bounds) bytes += aligned(byte_count(descs[row.input]));
-  bounded_.reserve(bytes);
+  bounded_.reserve(bounded_bytes(form(), descs));
   auto* next = static_cast<char*>(bounded_.data());
   for (const BoundRow& row : form().bounds) {
     auto* const to = reinterpret_cast<int32_t*>(next);

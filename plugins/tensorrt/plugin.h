@@ -1,8 +1,8 @@
 // One plugin of TensorRT for all ops: what tells them apart is in the op table's rows.
 //
-// State. A state is an input and an output of the plugin; both are to have one address (a network input and output bound
-// to the same memory, or aliased I/O). The kernel works in place, on the output's memory; where it is not the input's, the
-// state is copied first, which is right, slow, and logged.
+// State. A state is an input and an output of the plugin; both are to have one address (a network input and output
+// bound to the same memory, or aliased I/O). The kernel works in place, on the output's memory; where it is not the
+// input's, the state is copied first, which is right, slow, and logged.
 //
 // Timing. While it builds an engine, TensorRT runs plugins on memory that nobody filled. A plugin of the build phase
 // therefore holds the integers that kernels take for indices to their bounds, in a copy. What is valid stays as it is.

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from flashnext.export.errors import PluginError
@@ -14,7 +15,7 @@ from flashnext.plugins.device_library import gpu_target
 from flashnext.plugins.tensorrt import library
 from flashnext.plugins.tensorrt.headers import find_headers
 from flashnext.plugins.tensorrt.library import LibraryInfo
-from flashnext.runtime.cli.parser import Commands, Parser
+from flashnext.runtime.cli.parser import Commands, Parser, check_folder
 
 DESCRIPTION = """\
 The library with the CUDA kernels as TensorRT plugins, which engines are built and run with.
@@ -75,6 +76,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def build(arguments: argparse.Namespace) -> LibraryInfo:
     """Compile the library."""
+    check_folder("--out", arguments.out and str(Path(arguments.out).parent))
     targets = arguments.target or default_targets()
     headers = arguments.headers or find_headers().folder
     names = ", ".join(f"sm_{t}" for t in targets)

@@ -62,6 +62,7 @@ def test_path_is_the_named_library(
 def test_path_is_the_newest_of_the_cache_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "cache/host-kernels/plugins"
     old = library_file(folder / "a" / library.FILE_NAME, sources="of an older installation")
+    library_file(folder / "c" / library.FILE_NAME, op_table="of older ops")
     fits = library_file(folder / "b" / library.FILE_NAME, "120")
     assert main(["plugins", "path", "--target", "120", "--target", "121"]) == 0
     assert capsys.readouterr().out.strip() == str(fits)
@@ -102,6 +103,14 @@ def test_library_of_other_ops_is_refused(tmp_path: Path, capsys: pytest.CaptureF
 def test_targets_are_compute_capabilities(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "build", "--target", target]) == 2
     assert "is no compute capability. Write it as 90 or 120." in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["plugins", "build", "--target", "90", "--out", str(tmp_path / "file/library.so")]) == 2
+    assert "is a file; name a folder" in capsys.readouterr().err
 
 
 def test_headers_folder_without_headers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

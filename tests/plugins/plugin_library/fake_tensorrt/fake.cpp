@@ -1,5 +1,5 @@
-// A TensorRT that has only a version, a logger and a logger finder, laid out as in version MAJOR (10 or 11), whatever the
-// version of the headers. `provoke` loads a plugin library's creators and asks for a plugin without fields.
+// A TensorRT that has only a version, a logger and a logger finder, laid out as in version MAJOR (10 or 11), whatever
+// the version of the headers. `provoke` asks a plugin library's creator for a plugin without fields.
 #include <cstdint>
 #include <cstdio>
 
@@ -49,7 +49,8 @@ nvinfer1::ILogger* getLogger() noexcept {
 }
 
 // `where`: 0: nobody has a logger, 1: the finder, 2: only the library itself.
-const char* provoke(void (*set_finder)(void*), nvinfer1::IPluginCreatorInterface* const* (*creators)(int32_t&), int where) {
+using Creators = nvinfer1::IPluginCreatorInterface* const* (*)(int32_t&);
+const char* provoke(void (*set_finder)(void*), Creators creators, int where) {
   fake::logged[0] = '\0';
   fake::finder.logger = where == 1 ? &fake::logger : nullptr;
   fake::has_global_logger = where == 2;

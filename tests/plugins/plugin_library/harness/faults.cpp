@@ -42,7 +42,9 @@ void* __real_calloc(size_t count, size_t size);
 int32_t __wrap_flashnext_launch(const char* op, const void* params) {
   return launches_fail ? 2 : __real_flashnext_launch(op, params);
 }
-const char* __wrap_flashnext_message() { return launches_fail ? "the launch was made to fail" : __real_flashnext_message(); }
+const char* __wrap_flashnext_message() {
+  return launches_fail ? "the launch was made to fail" : __real_flashnext_message();
+}
 void* __wrap_calloc(size_t count, size_t size) { return device_is_full ? nullptr : __real_calloc(count, size); }
 }
 
@@ -76,7 +78,7 @@ class Injector {
     // A step keeps what it has reserved for the next one, and the expression builder what it has made.
     const bool keeps = name.rfind("run:", 0) == 0 || name.rfind("shapes:", 0) == 0;
     const bool leaked = allocations > before && !keeps;
-    printf("%s\t%s\t%s\n", name.c_str(), leaked ? "LEAKED" : refused ? "refused" : "ACCEPTED", logger_.last);
+    printf("%s\t%s\t%s\n", name.c_str(), !refused ? "ACCEPTED" : leaked ? "LEAKED" : "refused", logger_.last);
   }
 
   int32_t inputs() const { return int32_t(step_.inputs.size()); }
@@ -340,28 +342,34 @@ class Injector {
 
   // Memory of the host ends at every single allocation of every step.
   void memory() {
-    Plugin plugin = create(given_);
     Descs descs = descs_of(step_);
     const std::vector<PluginField> list = plugin_fields(given_.fields);
     const PluginFieldCollection fields{int32_t(list.size()), list.data()};
     IPluginCreatorV3One* const creator = creator_of(given_.op);
-    starve("create", [&] { return Plugin(creator->createPlugin("a layer of a long name", &fields, TensorRTPhase::kBUILD)) != nullptr; });
-    starve("clone", [&] { return Plugin(plugin->clone()) != nullptr; });
-    starve("attach", [&] { return Plugin(runtime(*plugin)->attachToContext(nullptr)) != nullptr; });
-    starve("serialize", [&] { return runtime(*plugin)->getFieldsToSerialize() != nullptr; });
-    starve("shape change", [&] {
-      return !runtime(*plugin)->onShapeChange(descs.inputs.data(), inputs(), descs.outputs.data(), outputs());
+    const char* const name = "a layer with a long name";
+    starve("create", [&](IPluginV3&) {
+      return Plugin(creator->createPlugin(name, &fields, TensorRTPhase::kBUILD)) != nullptr;
     });
-    starve("refuse", [&] { return runtime(*plugin)->onShapeChange(nullptr, 0, nullptr, 0) == 0; }, 3);
+    starve("clone", [&](IPluginV3& plugin) { return Plugin(plugin.clone()) != nullptr; });
+    starve("attach", [&](IPluginV3& plugin) { return Plugin(runtime(plugin)->attachToContext(nullptr)) != nullptr; });
+    starve("serialize", [&](IPluginV3& plugin) { return runtime(plugin)->getFieldsToSerialize() != nullptr; });
+    starve("shape change", [&](IPluginV3& plugin) {
+      return !runtime(plugin)->onShapeChange(descs.inputs.data(), inputs(), descs.outputs.data(), outputs());
+    });
+    const auto refuse = [&](IPluginV3& plugin) { return !runtime(plugin)->onShapeChange(nullptr, 0, nullptr, 0); };
+    starve("refuse", refuse, 3);
   }
 
-  void starve(const char* what, const std::function<bool()>& works, int limit = 200) {
+  void starve(const char* what, const std::function<bool(IPluginV3&)>& works, int limit = 200) {
+    const Plugin plugin = create(given_);
     for (int left = 0; left < limit; left++) {
       logger_.count = 0;
       const int64_t before = allocations;
+      Plugin tried(plugin->clone());
       allocations_left = left;
-      const bool worked = works();
+      const bool worked = works(*tried);
       allocations_left = -1;
+      tried.reset();
       if (worked) return;
       printf("memory: %s ends after %d\t%s\t%s\n", what, left, allocations > before ? "LEAKED" : "refused",
              logger_.count ? logger_.last : "");
