@@ -72,7 +72,8 @@ class IdleEngine:
         return Idle()
 
     def create_engine_inspector(self) -> Any:
-        return SimpleNamespace(get_engine_information=lambda form: '{"Layers": []}')
+        plugin = {"Name": "all", "LayerType": "Plugin", "Inputs": [{"Name": t.name} for t, _ in self._tensors]}
+        return SimpleNamespace(get_engine_information=lambda form: json.dumps({"Layers": [plugin]}))
 
 
 class IdleDevice(HostDevice):

@@ -167,7 +167,9 @@ class ICudaEngine:
         return IExecutionContext(self)
 
     def create_engine_inspector(self) -> EngineInspector:
-        return EngineInspector(self.plan.get("layers", []))
+        names = [{"Name": t.name} for t, _ in self.tensors]
+        plugin = {"Name": "everything", "LayerType": "PluginV3", "Inputs": names, "Outputs": []}
+        return EngineInspector(self.plan.get("layers", [plugin]))
 
     def find(self, name: str) -> tuple[TensorSpec, bool]:
         return next((t, is_input) for t, is_input in self.tensors if t.name == name)

@@ -62,6 +62,22 @@ def test_an_engine_whose_states_stay_passes() -> None:
     assert moved_states(engine(PLUGIN, harmless, layer("gemm", "MatMul_1", ["z"], ["logits"])), STATES) == []
 
 
+def test_a_state_inside_a_fused_layer_is_found() -> None:
+    fused = layer("kgen", "__myl_Copy_0", ["layers.0.conv_state"], ["a copy"])
+    assert moved_states(engine(fused, PLUGIN), STATES) == [("__myl_Copy_0", "layers.0.conv_state")]
+    named = layer("GatedDeltaNet", "node_3", [*STATES], [*STATES.values()])  # as another release may call a plugin
+    assert moved_states(engine(named), STATES) == []
+
+
+def test_a_list_that_cannot_show_states_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    class Plan:
+        def layers(self) -> str:
+            return engine("MatMul_1", "GatedDeltaNet_0")  # its states are named among the network's tensors
+
+    check_states_stay(Plan(), STATES, Path("body.plan"))
+    assert "does not show which layers of body.plan touch its states" in caplog.text
+
+
 def test_with_names_alone_a_state_in_a_copys_name_is_found() -> None:
     """What an engine says that was built with the default verbosity."""
     copied = "layers.0.recurrent_state_out copy"
@@ -75,7 +91,7 @@ def test_the_message_names_plan_layer_and_state() -> None:
         def layers(self) -> str:
             return engine(layer("Reformat", "conv copy", ["a"], ["layers.0.conv_state_out"]))
 
-    with pytest.raises(EngineError, match=r"body.plan copies the state layers.0.conv_state_out in the layer conv "):
+    with pytest.raises(EngineError, match=r"body.plan moves the state layers.0.conv_state_out in the layer conv "):
         check_states_stay(Plan(), STATES, Path("body.plan"))
 
 

@@ -144,7 +144,7 @@ def test_an_engine_that_copies_its_states_is_refused(bundle: Path, machine: Mach
     state = next(iter(Manifest.read(bundle).graphs["head"].states))
     layer = {"Name": "copy", "LayerType": "Reformat", "Inputs": [{"Name": state}], "Outputs": []}
     write_engine(bundle, plan={"layers": [layer]})
-    assert f"copies the state {state} in the layer copy" in refusal(bundle)
+    assert f"moves the state {state} in the layer copy: every" in refusal(bundle)
 
 
 def test_too_little_memory_is_said_before_it_is_taken(engine: Path, machine: Machine) -> None:
