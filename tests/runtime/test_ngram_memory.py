@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import EngineError, RequestError
-from flashnext.runtime import LLM, SamplingParams, ngram_memory
+from flashnext.export.graphs.manifest import Manifest, WeightSpec
+from flashnext.runtime import LLM, SamplingParams, ngram_memory, weights
 from flashnext.runtime.available_memory import available_memory
 from flashnext.runtime.cli.main import main
 from flashnext.runtime.ngram import HostRows, ids
 from flashnext.runtime.ngram_memory import check_room, table_bytes
+from flashnext.runtime.weights import load_weights
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0)
 
@@ -86,13 +89,34 @@ def test_what_does_not_fit_is_refused_before_it_is_read(
 
 
 def _checkpoint_of(bundle: Path) -> Path:
-    from flashnext.export.graphs.manifest import Manifest
-
     return Path(Manifest.read(bundle).checkpoint.path)
 
 
 def _open(bundle: Path) -> Checkpoint:
     return Checkpoint.open(_checkpoint_of(bundle))
+
+
+@pytest.mark.parametrize("scarce", [False, True])
+def test_weights_leave_the_page_cache_to_the_table_where_memory_is_scarce(
+    random_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, scarce: bool
+) -> None:
+    checkpoint = Checkpoint.open(random_checkpoint)
+    table = table_bytes([checkpoint.ngram_spec(1)], checkpoint)
+    spec = WeightSpec("embed", "float32", checkpoint.tensors["embed_tokens.weight"].shape, ("embed_tokens.weight",))
+    read = checkpoint.tensors["embed_tokens.weight"].length
+    room = table + read + 2 * read  # and the weight itself, in float32
+    monkeypatch.setattr(ngram_memory, "available_memory", lambda: room - scarce)
+    asked: list[bool] = []
+    monkeypatch.setattr(weights, "read_into_place", lambda *_, keep_cached: asked.append(keep_cached))
+    load_weights(Weights(weights=(spec,)), checkpoint)  # type: ignore[arg-type]
+    assert asked == [not scarce]
+
+
+@dataclass
+class Weights:
+    """What `load_weights` takes of a manifest."""
+
+    weights: tuple[WeightSpec, ...]
 
 
 def test_unknown_kinds_and_pinned_memory_without_a_gpu(random_bundle: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import tracemalloc
 from pathlib import Path
 
@@ -71,6 +74,30 @@ def test_file_that_has_become_shorter_or_is_gone(file: Path) -> None:
         read_into_place([Piece(file, (1 << 16) - 10, BYTES, np.zeros(11, np.uint8))])
     with pytest.raises(CheckpointError, match=r"nowhere cannot be read \(No such file or directory\)"):
         read_into_place([Piece(file.with_name("nowhere"), 0, BYTES, np.zeros(1, np.uint8))])
+
+
+def in_memory(path: Path) -> float:
+    """Share of a file's pages that are in the page cache."""
+    mapped = np.memmap(path, np.uint8, "r")
+    pages = np.zeros(-(-mapped.size // mmap.PAGESIZE), np.uint8)
+    size = ctypes.c_size_t(mapped.size)
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(mapped.ctypes.data), size, ctypes.c_void_p(pages.ctypes.data)) == 0
+    return float((pages & 1).mean())
+
+
+def test_what_is_read_once_leaves_the_page_cache_where_that_is_asked(tmp_path: Path) -> None:
+    path, size = tmp_path / "shard", 64 * mmap.PAGESIZE
+    path.write_bytes(bytes(size))
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if in_memory(path):
+        pytest.skip("this file system keeps its files in memory")
+    pieces = [Piece(path, 0, BYTES, np.zeros(size, np.uint8))]
+    read_into_place(pieces)
+    assert in_memory(path) == 1
+    read_into_place(pieces, keep_cached=False)
+    assert in_memory(path) == 0
 
 
 def test_memory_beyond_the_targets_is_bounded(tmp_path: Path) -> None:
