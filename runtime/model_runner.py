@@ -123,7 +123,8 @@ class ModelRunner:
         sources: dict[str, RowSource] = {}
         with ExitStack() as undo:
             for n in manifest.ngrams:
-                sources[n.input] = HostRows.open(n, weights_from, manifest.dtype, ngram_table, ngram_cache_bytes)
+                share = ngram_cache_bytes // len(manifest.ngrams)
+                sources[n.input] = HostRows.open(n, weights_from, manifest.dtype, ngram_table, share)
                 undo.callback(sources[n.input].close)
             opened = open_engines(engine, folder, manifest, weights_from, options or EngineOptions(threads))
             undo.pop_all()

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashnext.export.checkpoint.reader import Checkpoint
+from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import NgramSpec
 from flashnext.runtime.engines.base import Array, numpy_dtype
 from flashnext.runtime.ngram_core.library import NgramCore, threads_for
@@ -113,13 +114,21 @@ class HostRows:
     ) -> None:
         """`dtype` is what the graph takes; without `native`, numpy does the work. `memory` is closed with the rows.
 
-        `cache_bytes` is memory for rows of a mapped table that were read before (native code only).
+        `cache_bytes` is memory for rows of a mapped table that were read before.
+
+        Raises:
+            RequestError: a cache without native code, or too small for one.
         """
         self.spec = spec
         self.table = table
         self._dtype = numpy_dtype(dtype)
         self._memory = memory
         self._core = NgramCore.open(table, cache_bytes) if native else None
+        if cache_bytes and self._core is None:
+            raise RequestError(
+                "ngram_cache_bytes needs native code, which cannot be compiled here (or does not convert this table): "
+                "install g++, or leave the option out."
+            )
         self._worker = RowWorker(f"ngram-{spec.layer}")
         self._plain_counts = RowCounts()
 
@@ -131,10 +140,10 @@ class HostRows:
         memory = TableMemory(kept)
         try:
             table = NgramTable.open(spec, checkpoint, dtype, memory)
+            return cls(spec, table, dtype, memory=memory, cache_bytes=cache_bytes)
         except BaseException:
             memory.close()
             raise
-        return cls(spec, table, dtype, memory=memory, cache_bytes=cache_bytes)
 
     def submit(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any], ahead: bool = False) -> Ticket:
         if not ahead and tokens.size * len(self.spec.head_sizes) < ROWS_AT_ONCE:

@@ -70,6 +70,11 @@ def check_room(kind: str, needed: int, cache_bytes: int = 0) -> None:
             f'ngram_table = "{kind}" needs {needed / 1e9:.1f} GB of memory for good, and {room / 1e9:.1f} GB are to be '
             'had. Keep the table in its files (ngram_table = "mapped"), or free memory.'
         )
+    if cache_bytes and kind != "mapped":
+        raise RequestError(
+            f'ngram_cache_bytes is for a table in its files; with ngram_table = "{kind}" all of it is in memory. Leave '
+            "one of the two out."
+        )
     if cache_bytes > room:
         raise RequestError(
             f"ngram_cache_bytes = {cache_bytes:,}: the cache of rows takes more than the {room / 1e9:.1f} GB that are "

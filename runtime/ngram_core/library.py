@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashnext.export import number_formats
-from flashnext.export.errors import CheckpointError, PluginError
+from flashnext.export.errors import CheckpointError, PluginError, RequestError
 from flashnext.plugins.host_build import cache_folder, compiler, locked, make, source_key
 from flashnext.runtime.engines.base import Array
 from flashnext.runtime.ngram_table import NgramTable
@@ -267,11 +267,20 @@ def _describe(table: NgramTable, counters: _Counters) -> tuple[dict[str, Array],
 
 
 def _cache_of(table: NgramTable, limit: int) -> tuple[list[Array], _Cache]:
-    """Memory for rows that were read before, taken as it fills, and the struct that points to it."""
+    """Memory for rows that were read before, taken as it fills, and the struct that points to it.
+
+    Raises:
+        RequestError: too little for one set of rows, or rows that are too long.
+    """
+    if not limit:
+        return [], _Cache()
     way = 8 + 1 + table.row_bytes  # tag, uses, row
     sets = limit // (WAYS * way + 1)
-    if table.storage == "resident" or sets < 1 or table.row_bytes > MAX_CACHED_BYTES:
-        return [], _Cache()
+    if sets < 1 or table.row_bytes > MAX_CACHED_BYTES:
+        raise RequestError(
+            f"ngram_cache_bytes = {limit:,} for a table: its rows of {table.row_bytes:,} bytes need at least "
+            f"{WAYS * way + 1:,}, and are kept up to {MAX_CACHED_BYTES:,} bytes each. Give more, or leave it out."
+        )
     sets = 1 << (sets.bit_length() - 1)
     arrays: list[Array] = [
         np.zeros(sets * WAYS, np.int64),

@@ -16,14 +16,14 @@ from flashnext.runtime import LLM, SamplingParams, ngram_memory, weights
 from flashnext.runtime.available_memory import available_memory
 from flashnext.runtime.cli.main import main
 from flashnext.runtime.ngram import HostRows, ids
+from flashnext.runtime.ngram_core import library
 from flashnext.runtime.ngram_memory import check_room, table_bytes
 from flashnext.runtime.weights import load_weights
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0)
 
 
-@pytest.mark.parametrize("kept", ["mapped", "locked", "huge"])
-@pytest.mark.parametrize("cache_bytes", [0, 1 << 16])
+@pytest.mark.parametrize(("kept", "cache_bytes"), [("mapped", 0), ("mapped", 1 << 16), ("locked", 0), ("huge", 0)])
 def test_rows_are_the_same_wherever_the_table_is(random_checkpoint: Path, kept: str, cache_bytes: int) -> None:
     checkpoint = Checkpoint.open(random_checkpoint)
     spec = checkpoint.ngram_spec(1)
@@ -86,6 +86,14 @@ def test_what_does_not_fit_is_refused_before_it_is_read(
     check_room("mapped", needed)
     with pytest.raises(RequestError, match="cache of rows"):
         check_room("mapped", needed, cache_bytes=needed)
+    with pytest.raises(RequestError, match='with ngram_table = "huge" all of it is in memory'):
+        check_room("huge", 1, cache_bytes=1)
+    monkeypatch.undo()
+    with pytest.raises(RequestError, match=r"ngram_cache_bytes = 10 for a table: its rows of \d+ bytes need at least"):
+        LLM(random_bundle, threads=1, ngram_cache_bytes=10)
+    monkeypatch.setattr(library, "load", lambda: None)
+    with pytest.raises(RequestError, match="ngram_cache_bytes needs native code"):
+        LLM(random_bundle, threads=1, ngram_cache_bytes=1 << 20)
 
 
 def _checkpoint_of(bundle: Path) -> Path:
