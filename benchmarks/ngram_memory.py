@@ -1,9 +1,10 @@
 """An n-gram table that is larger than memory: right, within bounds, and how fast, cold and warm.
 
     python benchmarks/ngram_memory.py                                  # a table of 6 GB under a limit of 0.5 GB
-    python benchmarks/ngram_memory.py --gigabytes 20 --limit 2 --folder /mnt/disk
+    python benchmarks/ngram_memory.py --gigabytes 20 --limit 2 --table /mnt/disk/table
+    python benchmarks/ngram_memory.py --table table --only text      # some of the measurements; the table is kept
 
-A file of BF16 rows is written to the folder and mapped as a checkpoint's shard is. The measurements run in a memory
+A file of BF16 rows is written and mapped as a checkpoint's shard is. The measurements run in a memory
 control group of that limit, which the page cache counts in; making one needs write access to /sys/fs/cgroup (root, as
 a rule). Every row that is gathered is compared with what was written. Prompts and steps are random tokens, which hardly
 meet a row twice; *text* is the first 100,000 tokens (of models/small) of this repository's Markdown and Python. *Faults
@@ -218,8 +219,8 @@ def tasks(cache: int) -> dict[str, dict[str, Any]]:
         "decode step, cold, faults alone": {**limited, **decode, "ahead": False},
         "decode step, cold": {**limited, **decode},
         "text in chunks of 512, cold, faults alone": {**limited, **text, "ahead": False},
-        "text in chunks of 512, cold": {**limited, **text},
-        "the same with a cache of rows": {**limited, **text, "cache": cache},
+        "text in chunks of 512, cold, no cache of rows": {**limited, **text},
+        "text in chunks of 512, cold, with a cache of rows": {**limited, **text, "cache": cache},
         "prompt of 4,096, warm": {**warm, **prompts},
         "prompt of 4,096, in huge pages": {**warm, **prompts, "huge": True},
         "decode step, warm": {**warm, **steps},
@@ -227,10 +228,12 @@ def tasks(cache: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def measure(path: Path, rows: int, group: Path | None, limit: int) -> dict[str, Any]:
+def measure(path: Path, rows: int, group: Path | None, limit: int, only: str) -> dict[str, Any]:
     """Every task, each from an empty page cache; what is warm, in a part that memory holds."""
     found: dict[str, Any] = {}
     for name, task in tasks(limit // 4).items():
+        if only not in name:
+            continue
         forget(path)
         share = rows if task["limited"] else min(rows, WARM_BYTES // ROW_BYTES)
         found[name] = child({**task, "path": str(path), "rows": share}, group if task["limited"] else None)
@@ -251,7 +254,8 @@ def main() -> None:
     add = parser.add_argument
     add("--gigabytes", type=float, default=6.0, help="of the table (default: 6)")
     add("--limit", type=float, default=0.5, help="gigabytes of memory for a process and its page cache (default: 0.5)")
-    add("--folder", help="where the table is written (default: a temporary folder)")
+    add("--table", type=Path, metavar="FILE", help="where it is; kept and used again (default: a temporary file)")
+    add("--only", default="", metavar="WORD", help="measurements whose name holds this word; weights: the last table")
     add("--task", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.task:
@@ -261,14 +265,15 @@ def main() -> None:
         print(json.dumps(run_task(task)))
         return
     limit, rows = int(arguments.limit * 1e9), int(arguments.gigabytes * 1e9) // ROW_BYTES
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, memory_group(limit) as group:
-        path = Path(folder) / "table"
-        write_table(path, rows)
+    with tempfile.TemporaryDirectory() as folder, memory_group(limit) as group:
+        path = arguments.table or Path(folder) / "table"
+        if not path.exists() or path.stat().st_size != rows * ROW_BYTES:
+            write_table(path, rows)
         if group is None:
             print("No memory control group can be made here: without a limit, each run begins with no page in memory.")
         report: dict[str, Any] = {"gigabytes": arguments.gigabytes, "limit": arguments.limit if group else None}
-        report["found"] = measure(path, rows, group, limit)
-        report["guard"] = measure_guard(path, group, limit)
+        report["found"] = measure(path, rows, group, limit, arguments.only)
+        report["guard"] = measure_guard(path, group, limit) if arguments.only in "weights" else {}
         report["most_used"] = most_used(group) / 1e9 if group else None
     show(report)
 
@@ -287,7 +292,8 @@ def show(report: dict[str, Any]) -> None:
         [name, f"{f['before']:.1%}", f"{f['after']:.1%}", f"{f['gigabytes_a_second']:.2f}"]
         for name, f in report["guard"].items()
     ]
-    print(render(["weights that were read are", "table in memory before", "after", "GB/s"], lines), end="\n\n")
+    if lines:
+        print(render(["weights that were read are", "table in memory before", "after", "GB/s"], lines), end="\n\n")
     print(json.dumps(report))
 
 
