@@ -20,7 +20,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import torch
 
 from flashnext.export.checkpoint.ngram_constants import multipliers
 from flashnext.export.graphs.manifest import NgramSpec
@@ -84,6 +83,8 @@ def texts(width: int, count: int) -> list[tuple[Any, Any, Any]]:
 
 def competitors(plain: HostRows, fp8: HostRows, table: Any, steps: list[tuple[Any, Any, Any]]) -> Steps:
     """What each does with step number i."""
+    import torch  # here, since other benchmarks take the tables from this module and no more
+
     width = steps[0][0].size
     ready = [ids(plain.spec, tokens, context).reshape(-1) for tokens, context, _ in steps]
     tensors = [torch.from_numpy(chosen) for chosen in ready]
