@@ -15,6 +15,7 @@ from gated_residual_case import gated_residual_case
 from kernel_checks import Case
 from ngram_injection_case import Row as NgramRow
 from ngram_injection_case import ngram_injection_case
+from ngram_rows_case import ngram_rows_case
 from sparse_attention_case import SMALL as ATTENTION
 from sparse_attention_case import Row as AttentionRow
 from sparse_attention_case import sparse_attention_case
@@ -38,6 +39,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "ngram_injection": lambda: ngram_injection_case(
         "pending", [NgramRow(7, 2), NgramRow(0, 1)], 2, **NGRAM, dtype=BF16
     ),
+    "ngram_rows": lambda: ngram_rows_case(batch=2, steps=3, per_order=2, columns=16, table=BF16, out=BF16),
     "sparse_attention": lambda: sparse_attention_case(
         "select", [AttentionRow(22, 2), AttentionRow(0, 1)], 2, **ATTENTION
     ),
