@@ -161,9 +161,10 @@ def validate(
     folder = Path(bundle)
     manifest = Manifest.read(folder)
     saved = None if golden is None else Golden.open(golden, manifest)
-    wishes = Wishes(
-        _names(engine, reference, saved, per_layer), saved, per_layer, threads, engine_path, providers, plugins
-    )
+    names = _names(engine, reference, saved, per_layer)
+    if providers and "onnxruntime" not in names:
+        raise RequestError("providers are for the engine onnxruntime, which takes no part. Name it, or leave them out.")
+    wishes = Wishes(names, saved, per_layer, threads, engine_path, providers, plugins)
     participants = Participants(folder, manifest, checkpoint, wishes)
     residual_in_fp8, cache_in_fp8 = manifest.residual_mode != "plain", manifest.kv_cache_dtype == "fp8"
     allowed = FP8_TOLERANCE if residual_in_fp8 else TOLERANCES[manifest.dtype]

@@ -270,6 +270,11 @@ def test_other_engines_have_no_providers(random_bundle: Path) -> None:
         LLM(random_bundle, "torch", providers=[CPU])
 
 
+def test_providers_of_an_engine_that_takes_no_part(random_bundle: Path) -> None:
+    with pytest.raises(RequestError, match="which takes no part"):
+        validate(random_bundle, "torch:host", providers=[CPU])
+
+
 def test_plans_have_no_outputs_inside(random_bundle: Path) -> None:
     with pytest.raises(EngineError, match="flashnext golden BUNDLE --out FOLDER --per-layer"):
         validate(random_bundle, "tensorrt", per_layer=True)
