@@ -15,9 +15,13 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void clamp_values(int32_t* to, const int32_t* from, int count, int low, int high) {
+__global__ void clamp_values(int32_t* to, const int32_t* from, int count, Bounds bounds) {
+  allow_next_launch();
+  wait_for_previous_launch();
   const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i < count) store(&to[i], min(max(load(&from[i]), low), high));
+  if (i >= count) return;
+  const int high = bounds.addend ? min(bounds.high, bounds.sum - load(&bounds.addend[i])) : bounds.high;
+  store(&to[i], max(min(load(&from[i]), high), bounds.low));
 }
 
 #if defined(__CUDACC__)
@@ -68,10 +72,10 @@ void DeviceMemory::reserve(size_t bytes) {
   size_ = wanted;
 }
 
-void clamp(int32_t* to, const int32_t* from, int64_t count, int32_t low, int32_t high, void* stream) {
+void clamp(int32_t* to, const int32_t* from, int64_t count, const Bounds& bounds, void* stream) {
   if (count == 0) return;
   const dim3 grid(unsigned((count + kThreads - 1) / kThreads)), block(kThreads);
-  const Status status = flashnext::launch(clamp_values, grid, block, 0, stream, to, from, int(count), low, high);
+  const Status status = flashnext::launch(clamp_values, grid, block, 0, stream, to, from, int(count), bounds);
   if (!status) throw Fault(status.message);
 }
 

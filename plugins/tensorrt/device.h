@@ -28,7 +28,14 @@ class DeviceMemory {
   size_t size_ = 0;
 };
 
-// to[i] = from[i], held between low and high. Fault: the launch failed.
-void clamp(int32_t* to, const int32_t* from, int64_t count, int32_t low, int32_t high, void* stream);
+// Bounds of integers; with an addend for each, `sum` bounds both together.
+struct Bounds {
+  int32_t low, high;
+  const int32_t* addend;
+  int32_t sum;
+};
+
+// to[i] = from[i], held to the bounds. Fault: the launch failed.
+void clamp(int32_t* to, const int32_t* from, int64_t count, const Bounds& bounds, void* stream);
 
 }  // namespace flashnext::trt

@@ -66,6 +66,8 @@ struct FormatField {
 struct BoundRow {
   int32_t input;
   Program low, high;
+  int32_t addend;  // an input before this one, or -1
+  Program sum;     // the largest value of both together
 };
 
 struct FormRow {

@@ -453,9 +453,9 @@ inline constexpr FormatField kEmbedFormats[] = {
     {offsetof(NgramInjectionParams, R), {0, 0}},
 };
 inline constexpr BoundRow kEmbedBounds[] = {
-    {7, 20, 22},  // slots
-    {8, 20, 26},  // past_len
-    {9, 20, 2},  // new_len
+    {7, 20, 22, -1, 0},  // slots
+    {8, 20, 26, -1, 0},  // past_len
+    {9, 20, 2, -1, 0},  // new_len
 };
 inline constexpr PortRow kPendingInputs[] = {
     {"r", {0, 0}, 4, {0, 2, 18, 4}, offsetof(NgramInjectionParams, r), -1},  // [B, S, n, H]
@@ -490,9 +490,9 @@ inline constexpr FormatField kPendingFormats[] = {
     {offsetof(NgramInjectionParams, R), {0, 0}},
 };
 inline constexpr BoundRow kPendingBounds[] = {
-    {9, 20, 22},  // slots
-    {10, 20, 26},  // past_len
-    {11, 20, 2},  // new_len
+    {9, 20, 22, -1, 0},  // slots
+    {10, 20, 26, -1, 0},  // past_len
+    {11, 20, 2, -1, 0},  // new_len
 };
 inline constexpr PortRow kEmbedFp8StaticInputs[] = {
     {"embedding", {0, 0}, 3, {0, 2, 4}, offsetof(NgramInjectionParams, embedding), -1},  // [B, S, H]
@@ -526,9 +526,9 @@ inline constexpr FormatField kEmbedFp8StaticFormats[] = {
     {offsetof(NgramInjectionParams, R), {-1, 3}},
 };
 inline constexpr BoundRow kEmbedFp8StaticBounds[] = {
-    {7, 20, 22},  // slots
-    {8, 20, 26},  // past_len
-    {9, 20, 2},  // new_len
+    {7, 20, 22, -1, 0},  // slots
+    {8, 20, 26, -1, 0},  // past_len
+    {9, 20, 2, -1, 0},  // new_len
 };
 inline constexpr PortRow kEmbedFp8DynamicInputs[] = {
     {"embedding", {0, 0}, 3, {0, 2, 4}, offsetof(NgramInjectionParams, embedding), -1},  // [B, S, H]
@@ -562,9 +562,9 @@ inline constexpr FormatField kEmbedFp8DynamicFormats[] = {
     {offsetof(NgramInjectionParams, R), {-1, 3}},
 };
 inline constexpr BoundRow kEmbedFp8DynamicBounds[] = {
-    {7, 20, 22},  // slots
-    {8, 20, 26},  // past_len
-    {9, 20, 2},  // new_len
+    {7, 20, 22, -1, 0},  // slots
+    {8, 20, 26, -1, 0},  // past_len
+    {9, 20, 2, -1, 0},  // new_len
 };
 inline constexpr PortRow kPendingFp8StaticInputs[] = {
     {"r", {-1, 3}, 4, {0, 2, 18, 4}, offsetof(NgramInjectionParams, r), -1},  // [B, S, n, H]
@@ -601,9 +601,9 @@ inline constexpr FormatField kPendingFp8StaticFormats[] = {
     {offsetof(NgramInjectionParams, R), {-1, 3}},
 };
 inline constexpr BoundRow kPendingFp8StaticBounds[] = {
-    {9, 20, 22},  // slots
-    {10, 20, 26},  // past_len
-    {11, 20, 2},  // new_len
+    {9, 20, 22, -1, 0},  // slots
+    {10, 20, 26, -1, 0},  // past_len
+    {11, 20, 2, -1, 0},  // new_len
 };
 inline constexpr PortRow kPendingFp8DynamicInputs[] = {
     {"r", {-1, 3}, 4, {0, 2, 18, 4}, offsetof(NgramInjectionParams, r), -1},  // [B, S, n, H]
@@ -640,9 +640,9 @@ inline constexpr FormatField kPendingFp8DynamicFormats[] = {
     {offsetof(NgramInjectionParams, R), {-1, 3}},
 };
 inline constexpr BoundRow kPendingFp8DynamicBounds[] = {
-    {9, 20, 22},  // slots
-    {10, 20, 26},  // past_len
-    {11, 20, 2},  // new_len
+    {9, 20, 22, -1, 0},  // slots
+    {10, 20, 26, -1, 0},  // past_len
+    {11, 20, 2, -1, 0},  // new_len
 };
 inline constexpr FormRow kForms[] = {
     {"embed", kEmbedInputs, kEmbedOutputs, kEmbedSizes, kEmbedFormats, kEmbedBounds},
@@ -730,10 +730,10 @@ inline constexpr FormatField kDefaultFormats[] = {
     {offsetof(GatedDeltaNetParams, U), {1, 0}},
 };
 inline constexpr BoundRow kDefaultBounds[] = {
-    {8, 46, 48},  // slots
-    {9, 46, 52},  // past_len
-    {10, 46, 32},  // accepted
-    {11, 46, 2},  // new_len
+    {8, 46, 48, -1, 0},  // slots
+    {9, 46, 52, -1, 0},  // past_len
+    {10, 46, 32, -1, 0},  // accepted
+    {11, 46, 2, -1, 0},  // new_len
 };
 inline constexpr FormRow kForms[] = {
     {"default", kDefaultInputs, kDefaultOutputs, kDefaultSizes, kDefaultFormats, kDefaultBounds},
@@ -765,13 +765,12 @@ inline constexpr Code kCode[] = {
     {Step::size, 3}, {Step::size, 2}, {Step::multiply, 0}, {Step::end, 0},  // Nq*D
     {Step::constant, 0}, {Step::end, 0},  // 0
     {Step::size, 8}, {Step::constant, -1}, {Step::add, 0}, {Step::end, 0},  // P+-1
-    {Step::size, 9}, {Step::constant, -1}, {Step::add, 0}, {Step::constant, -1}, {Step::size, 1}, {Step::multiply, 0}, {Step::add, 0}, {Step::end, 0},  // C1+-1+-1*S
+    {Step::size, 9}, {Step::constant, -1}, {Step::add, 0}, {Step::end, 0},  // C1+-1
     {Step::size, 3}, {Step::end, 0},  // Nq
     {Step::size, 6}, {Step::end, 0},  // Ni
     {Step::size, 12}, {Step::end, 0},  // budget_blocks
     {Step::constant, -1}, {Step::end, 0},  // -1
     {Step::size, 9}, {Step::size, 13}, {Step::divide, 0}, {Step::constant, -1}, {Step::add, 0}, {Step::end, 0},  // C1//block+-1
-    {Step::size, 9}, {Step::constant, -1}, {Step::add, 0}, {Step::end, 0},  // C1+-1
     {Step::constant, 1}, {Step::end, 0},  // 1
 };
 inline constexpr AttributeRow kAttributes[] = {
@@ -814,26 +813,26 @@ inline constexpr PortRow kSelectOutputs[] = {
 inline constexpr SizeField kSelectSizes[] = {
     {offsetof(SparseAttentionParams, batch), 0},  // batch = B
     {offsetof(SparseAttentionParams, steps), 2},  // steps = S
-    {offsetof(SparseAttentionParams, heads), 54},  // heads = Nq
+    {offsetof(SparseAttentionParams, heads), 50},  // heads = Nq
     {offsetof(SparseAttentionParams, kv_heads), 30},  // kv_heads = Nkv
     {offsetof(SparseAttentionParams, head_dim), 20},  // head_dim = D
-    {offsetof(SparseAttentionParams, index_heads), 56},  // index_heads = Ni
+    {offsetof(SparseAttentionParams, index_heads), 52},  // index_heads = Ni
     {offsetof(SparseAttentionParams, index_head_dim), 22},  // index_head_dim = Di
     {offsetof(SparseAttentionParams, frequencies), 24},  // frequencies = F
     {offsetof(SparseAttentionParams, rows), 26},  // rows = P
     {offsetof(SparseAttentionParams, tokens), 28},  // tokens = C1
     {offsetof(SparseAttentionParams, ring), 32},  // ring = Q
     {offsetof(SparseAttentionParams, index_blocks), 34},  // index_blocks = NB1
-    {offsetof(SparseAttentionParams, budget_blocks), 58},  // budget_blocks = budget_blocks
+    {offsetof(SparseAttentionParams, budget_blocks), 54},  // budget_blocks = budget_blocks
 };
 inline constexpr FormatField kSelectFormats[] = {
     {offsetof(SparseAttentionParams, T), {0, 0}},
     {offsetof(SparseAttentionParams, K), {0, 0}},
 };
 inline constexpr BoundRow kSelectBounds[] = {
-    {9, 40, 42},  // slots
-    {10, 40, 46},  // past_len
-    {11, 40, 2},  // new_len
+    {9, 40, 42, -1, 0},  // slots
+    {10, 40, 46, -1, 0},  // past_len
+    {11, 40, 2, 10, 46},  // new_len
 };
 inline constexpr PortRow kSelectReturnInputs[] = {
     {"q_gate", {0, 0}, 3, {0, 2, 4}, offsetof(SparseAttentionParams, q_gate), -1},  // [B, S, Nq*2*D]
@@ -859,31 +858,31 @@ inline constexpr PortRow kSelectReturnOutputs[] = {
     {"value_state_out", {0, 0}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, value_state), 13},  // [P, C1, Nkv, D]
     {"index_tail_state_out", {0, 0}, 3, {26, 32, 22}, offsetof(SparseAttentionParams, index_tail_state), 14},  // [P, Q, Di]
     {"index_key_state_out", {0, 0}, 3, {26, 34, 22}, offsetof(SparseAttentionParams, index_key_state), 15},  // [P, NB1, Di]
-    {"blocks_out", {-1, 4}, 2, {0, 58}, offsetof(SparseAttentionParams, blocks_out), -1},  // [B, budget_blocks]
+    {"blocks_out", {-1, 4}, 2, {0, 54}, offsetof(SparseAttentionParams, blocks_out), -1},  // [B, budget_blocks]
 };
 inline constexpr SizeField kSelectReturnSizes[] = {
     {offsetof(SparseAttentionParams, batch), 0},  // batch = B
     {offsetof(SparseAttentionParams, steps), 2},  // steps = S
-    {offsetof(SparseAttentionParams, heads), 54},  // heads = Nq
+    {offsetof(SparseAttentionParams, heads), 50},  // heads = Nq
     {offsetof(SparseAttentionParams, kv_heads), 30},  // kv_heads = Nkv
     {offsetof(SparseAttentionParams, head_dim), 20},  // head_dim = D
-    {offsetof(SparseAttentionParams, index_heads), 56},  // index_heads = Ni
+    {offsetof(SparseAttentionParams, index_heads), 52},  // index_heads = Ni
     {offsetof(SparseAttentionParams, index_head_dim), 22},  // index_head_dim = Di
     {offsetof(SparseAttentionParams, frequencies), 24},  // frequencies = F
     {offsetof(SparseAttentionParams, rows), 26},  // rows = P
     {offsetof(SparseAttentionParams, tokens), 28},  // tokens = C1
     {offsetof(SparseAttentionParams, ring), 32},  // ring = Q
     {offsetof(SparseAttentionParams, index_blocks), 34},  // index_blocks = NB1
-    {offsetof(SparseAttentionParams, budget_blocks), 58},  // budget_blocks = budget_blocks
+    {offsetof(SparseAttentionParams, budget_blocks), 54},  // budget_blocks = budget_blocks
 };
 inline constexpr FormatField kSelectReturnFormats[] = {
     {offsetof(SparseAttentionParams, T), {0, 0}},
     {offsetof(SparseAttentionParams, K), {0, 0}},
 };
 inline constexpr BoundRow kSelectReturnBounds[] = {
-    {9, 40, 42},  // slots
-    {10, 40, 46},  // past_len
-    {11, 40, 2},  // new_len
+    {9, 40, 42, -1, 0},  // slots
+    {10, 40, 46, -1, 0},  // past_len
+    {11, 40, 2, 10, 46},  // new_len
 };
 inline constexpr PortRow kGivenInputs[] = {
     {"q_gate", {0, 0}, 3, {0, 2, 4}, offsetof(SparseAttentionParams, q_gate), -1},  // [B, S, Nq*2*D]
@@ -897,7 +896,7 @@ inline constexpr PortRow kGivenInputs[] = {
     {"new_len", {-1, 4}, 1, {0}, offsetof(SparseAttentionParams, new_len), -1},  // [B]
     {"key_state", {0, 0}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, key_state), -1},  // [P, C1, Nkv, D]
     {"value_state", {0, 0}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, value_state), -1},  // [P, C1, Nkv, D]
-    {"blocks", {-1, 4}, 2, {0, 58}, offsetof(SparseAttentionParams, blocks), -1},  // [B, budget_blocks]
+    {"blocks", {-1, 4}, 2, {0, 54}, offsetof(SparseAttentionParams, blocks), -1},  // [B, budget_blocks]
     {"blocks_len", {-1, 4}, 1, {0}, offsetof(SparseAttentionParams, blocks_len), -1},  // [B]
 };
 inline constexpr PortRow kGivenOutputs[] = {
@@ -908,26 +907,26 @@ inline constexpr PortRow kGivenOutputs[] = {
 inline constexpr SizeField kGivenSizes[] = {
     {offsetof(SparseAttentionParams, batch), 0},  // batch = B
     {offsetof(SparseAttentionParams, steps), 2},  // steps = S
-    {offsetof(SparseAttentionParams, heads), 54},  // heads = Nq
+    {offsetof(SparseAttentionParams, heads), 50},  // heads = Nq
     {offsetof(SparseAttentionParams, kv_heads), 30},  // kv_heads = Nkv
     {offsetof(SparseAttentionParams, head_dim), 20},  // head_dim = D
-    {offsetof(SparseAttentionParams, index_heads), 56},  // index_heads = Ni
+    {offsetof(SparseAttentionParams, index_heads), 52},  // index_heads = Ni
     {offsetof(SparseAttentionParams, index_head_dim), 22},  // index_head_dim = Di
     {offsetof(SparseAttentionParams, frequencies), 24},  // frequencies = F
     {offsetof(SparseAttentionParams, rows), 26},  // rows = P
     {offsetof(SparseAttentionParams, tokens), 28},  // tokens = C1
-    {offsetof(SparseAttentionParams, budget_blocks), 58},  // budget_blocks = budget_blocks
+    {offsetof(SparseAttentionParams, budget_blocks), 54},  // budget_blocks = budget_blocks
 };
 inline constexpr FormatField kGivenFormats[] = {
     {offsetof(SparseAttentionParams, T), {0, 0}},
     {offsetof(SparseAttentionParams, K), {0, 0}},
 };
 inline constexpr BoundRow kGivenBounds[] = {
-    {6, 40, 42},  // slots
-    {7, 40, 46},  // past_len
-    {8, 40, 2},  // new_len
-    {11, 60, 62},  // blocks
-    {12, 40, 68},  // blocks_len
+    {6, 40, 42, -1, 0},  // slots
+    {7, 40, 46, -1, 0},  // past_len
+    {8, 40, 2, 7, 46},  // new_len
+    {11, 56, 58, -1, 0},  // blocks
+    {12, 40, 46, -1, 0},  // blocks_len
 };
 inline constexpr PortRow kSelectFp8CacheInputs[] = {
     {"q_gate", {0, 0}, 3, {0, 2, 4}, offsetof(SparseAttentionParams, q_gate), -1},  // [B, S, Nq*2*D]
@@ -946,8 +945,8 @@ inline constexpr PortRow kSelectFp8CacheInputs[] = {
     {"value_state", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, value_state), -1},  // [P, C1, Nkv, D]
     {"index_tail_state", {0, 0}, 3, {26, 32, 22}, offsetof(SparseAttentionParams, index_tail_state), -1},  // [P, Q, Di]
     {"index_key_state", {0, 0}, 3, {26, 34, 22}, offsetof(SparseAttentionParams, index_key_state), -1},  // [P, NB1, Di]
-    {"k_scale", {-1, 0}, 1, {72}, offsetof(SparseAttentionParams, k_scale), -1},  // [1]
-    {"v_scale", {-1, 0}, 1, {72}, offsetof(SparseAttentionParams, v_scale), -1},  // [1]
+    {"k_scale", {-1, 0}, 1, {64}, offsetof(SparseAttentionParams, k_scale), -1},  // [1]
+    {"v_scale", {-1, 0}, 1, {64}, offsetof(SparseAttentionParams, v_scale), -1},  // [1]
 };
 inline constexpr PortRow kSelectFp8CacheOutputs[] = {
     {"y", {0, 0}, 3, {0, 2, 36}, offsetof(SparseAttentionParams, y), -1},  // [B, S, Nq*D]
@@ -959,26 +958,26 @@ inline constexpr PortRow kSelectFp8CacheOutputs[] = {
 inline constexpr SizeField kSelectFp8CacheSizes[] = {
     {offsetof(SparseAttentionParams, batch), 0},  // batch = B
     {offsetof(SparseAttentionParams, steps), 2},  // steps = S
-    {offsetof(SparseAttentionParams, heads), 54},  // heads = Nq
+    {offsetof(SparseAttentionParams, heads), 50},  // heads = Nq
     {offsetof(SparseAttentionParams, kv_heads), 30},  // kv_heads = Nkv
     {offsetof(SparseAttentionParams, head_dim), 20},  // head_dim = D
-    {offsetof(SparseAttentionParams, index_heads), 56},  // index_heads = Ni
+    {offsetof(SparseAttentionParams, index_heads), 52},  // index_heads = Ni
     {offsetof(SparseAttentionParams, index_head_dim), 22},  // index_head_dim = Di
     {offsetof(SparseAttentionParams, frequencies), 24},  // frequencies = F
     {offsetof(SparseAttentionParams, rows), 26},  // rows = P
     {offsetof(SparseAttentionParams, tokens), 28},  // tokens = C1
     {offsetof(SparseAttentionParams, ring), 32},  // ring = Q
     {offsetof(SparseAttentionParams, index_blocks), 34},  // index_blocks = NB1
-    {offsetof(SparseAttentionParams, budget_blocks), 58},  // budget_blocks = budget_blocks
+    {offsetof(SparseAttentionParams, budget_blocks), 54},  // budget_blocks = budget_blocks
 };
 inline constexpr FormatField kSelectFp8CacheFormats[] = {
     {offsetof(SparseAttentionParams, T), {0, 0}},
     {offsetof(SparseAttentionParams, K), {-1, 3}},
 };
 inline constexpr BoundRow kSelectFp8CacheBounds[] = {
-    {9, 40, 42},  // slots
-    {10, 40, 46},  // past_len
-    {11, 40, 2},  // new_len
+    {9, 40, 42, -1, 0},  // slots
+    {10, 40, 46, -1, 0},  // past_len
+    {11, 40, 2, 10, 46},  // new_len
 };
 inline constexpr PortRow kSelectReturnFp8CacheInputs[] = {
     {"q_gate", {0, 0}, 3, {0, 2, 4}, offsetof(SparseAttentionParams, q_gate), -1},  // [B, S, Nq*2*D]
@@ -997,8 +996,8 @@ inline constexpr PortRow kSelectReturnFp8CacheInputs[] = {
     {"value_state", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, value_state), -1},  // [P, C1, Nkv, D]
     {"index_tail_state", {0, 0}, 3, {26, 32, 22}, offsetof(SparseAttentionParams, index_tail_state), -1},  // [P, Q, Di]
     {"index_key_state", {0, 0}, 3, {26, 34, 22}, offsetof(SparseAttentionParams, index_key_state), -1},  // [P, NB1, Di]
-    {"k_scale", {-1, 0}, 1, {72}, offsetof(SparseAttentionParams, k_scale), -1},  // [1]
-    {"v_scale", {-1, 0}, 1, {72}, offsetof(SparseAttentionParams, v_scale), -1},  // [1]
+    {"k_scale", {-1, 0}, 1, {64}, offsetof(SparseAttentionParams, k_scale), -1},  // [1]
+    {"v_scale", {-1, 0}, 1, {64}, offsetof(SparseAttentionParams, v_scale), -1},  // [1]
 };
 inline constexpr PortRow kSelectReturnFp8CacheOutputs[] = {
     {"y", {0, 0}, 3, {0, 2, 36}, offsetof(SparseAttentionParams, y), -1},  // [B, S, Nq*D]
@@ -1006,31 +1005,31 @@ inline constexpr PortRow kSelectReturnFp8CacheOutputs[] = {
     {"value_state_out", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, value_state), 13},  // [P, C1, Nkv, D]
     {"index_tail_state_out", {0, 0}, 3, {26, 32, 22}, offsetof(SparseAttentionParams, index_tail_state), 14},  // [P, Q, Di]
     {"index_key_state_out", {0, 0}, 3, {26, 34, 22}, offsetof(SparseAttentionParams, index_key_state), 15},  // [P, NB1, Di]
-    {"blocks_out", {-1, 4}, 2, {0, 58}, offsetof(SparseAttentionParams, blocks_out), -1},  // [B, budget_blocks]
+    {"blocks_out", {-1, 4}, 2, {0, 54}, offsetof(SparseAttentionParams, blocks_out), -1},  // [B, budget_blocks]
 };
 inline constexpr SizeField kSelectReturnFp8CacheSizes[] = {
     {offsetof(SparseAttentionParams, batch), 0},  // batch = B
     {offsetof(SparseAttentionParams, steps), 2},  // steps = S
-    {offsetof(SparseAttentionParams, heads), 54},  // heads = Nq
+    {offsetof(SparseAttentionParams, heads), 50},  // heads = Nq
     {offsetof(SparseAttentionParams, kv_heads), 30},  // kv_heads = Nkv
     {offsetof(SparseAttentionParams, head_dim), 20},  // head_dim = D
-    {offsetof(SparseAttentionParams, index_heads), 56},  // index_heads = Ni
+    {offsetof(SparseAttentionParams, index_heads), 52},  // index_heads = Ni
     {offsetof(SparseAttentionParams, index_head_dim), 22},  // index_head_dim = Di
     {offsetof(SparseAttentionParams, frequencies), 24},  // frequencies = F
     {offsetof(SparseAttentionParams, rows), 26},  // rows = P
     {offsetof(SparseAttentionParams, tokens), 28},  // tokens = C1
     {offsetof(SparseAttentionParams, ring), 32},  // ring = Q
     {offsetof(SparseAttentionParams, index_blocks), 34},  // index_blocks = NB1
-    {offsetof(SparseAttentionParams, budget_blocks), 58},  // budget_blocks = budget_blocks
+    {offsetof(SparseAttentionParams, budget_blocks), 54},  // budget_blocks = budget_blocks
 };
 inline constexpr FormatField kSelectReturnFp8CacheFormats[] = {
     {offsetof(SparseAttentionParams, T), {0, 0}},
     {offsetof(SparseAttentionParams, K), {-1, 3}},
 };
 inline constexpr BoundRow kSelectReturnFp8CacheBounds[] = {
-    {9, 40, 42},  // slots
-    {10, 40, 46},  // past_len
-    {11, 40, 2},  // new_len
+    {9, 40, 42, -1, 0},  // slots
+    {10, 40, 46, -1, 0},  // past_len
+    {11, 40, 2, 10, 46},  // new_len
 };
 inline constexpr PortRow kGivenFp8CacheInputs[] = {
     {"q_gate", {0, 0}, 3, {0, 2, 4}, offsetof(SparseAttentionParams, q_gate), -1},  // [B, S, Nq*2*D]
@@ -1044,10 +1043,10 @@ inline constexpr PortRow kGivenFp8CacheInputs[] = {
     {"new_len", {-1, 4}, 1, {0}, offsetof(SparseAttentionParams, new_len), -1},  // [B]
     {"key_state", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, key_state), -1},  // [P, C1, Nkv, D]
     {"value_state", {-1, 3}, 4, {26, 28, 30, 20}, offsetof(SparseAttentionParams, value_state), -1},  // [P, C1, Nkv, D]
-    {"blocks", {-1, 4}, 2, {0, 58}, offsetof(SparseAttentionParams, blocks), -1},  // [B, budget_blocks]
+    {"blocks", {-1, 4}, 2, {0, 54}, offsetof(SparseAttentionParams, blocks), -1},  // [B, budget_blocks]
     {"blocks_len", {-1, 4}, 1, {0}, offsetof(SparseAttentionParams, blocks_len), -1},  // [B]
-    {"k_scale", {-1, 0}, 1, {72}, offsetof(SparseAttentionParams, k_scale), -1},  // [1]
-    {"v_scale", {-1, 0}, 1, {72}, offsetof(SparseAttentionParams, v_scale), -1},  // [1]
+    {"k_scale", {-1, 0}, 1, {64}, offsetof(SparseAttentionParams, k_scale), -1},  // [1]
+    {"v_scale", {-1, 0}, 1, {64}, offsetof(SparseAttentionParams, v_scale), -1},  // [1]
 };
 inline constexpr PortRow kGivenFp8CacheOutputs[] = {
     {"y", {0, 0}, 3, {0, 2, 36}, offsetof(SparseAttentionParams, y), -1},  // [B, S, Nq*D]
@@ -1057,26 +1056,26 @@ inline constexpr PortRow kGivenFp8CacheOutputs[] = {
 inline constexpr SizeField kGivenFp8CacheSizes[] = {
     {offsetof(SparseAttentionParams, batch), 0},  // batch = B
     {offsetof(SparseAttentionParams, steps), 2},  // steps = S
-    {offsetof(SparseAttentionParams, heads), 54},  // heads = Nq
+    {offsetof(SparseAttentionParams, heads), 50},  // heads = Nq
     {offsetof(SparseAttentionParams, kv_heads), 30},  // kv_heads = Nkv
     {offsetof(SparseAttentionParams, head_dim), 20},  // head_dim = D
-    {offsetof(SparseAttentionParams, index_heads), 56},  // index_heads = Ni
+    {offsetof(SparseAttentionParams, index_heads), 52},  // index_heads = Ni
     {offsetof(SparseAttentionParams, index_head_dim), 22},  // index_head_dim = Di
     {offsetof(SparseAttentionParams, frequencies), 24},  // frequencies = F
     {offsetof(SparseAttentionParams, rows), 26},  // rows = P
     {offsetof(SparseAttentionParams, tokens), 28},  // tokens = C1
-    {offsetof(SparseAttentionParams, budget_blocks), 58},  // budget_blocks = budget_blocks
+    {offsetof(SparseAttentionParams, budget_blocks), 54},  // budget_blocks = budget_blocks
 };
 inline constexpr FormatField kGivenFp8CacheFormats[] = {
     {offsetof(SparseAttentionParams, T), {0, 0}},
     {offsetof(SparseAttentionParams, K), {-1, 3}},
 };
 inline constexpr BoundRow kGivenFp8CacheBounds[] = {
-    {6, 40, 42},  // slots
-    {7, 40, 46},  // past_len
-    {8, 40, 2},  // new_len
-    {11, 60, 62},  // blocks
-    {12, 40, 68},  // blocks_len
+    {6, 40, 42, -1, 0},  // slots
+    {7, 40, 46, -1, 0},  // past_len
+    {8, 40, 2, 7, 46},  // new_len
+    {11, 56, 58, -1, 0},  // blocks
+    {12, 40, 46, -1, 0},  // blocks_len
 };
 inline constexpr FormRow kForms[] = {
     {"select", kSelectInputs, kSelectOutputs, kSelectSizes, kSelectFormats, kSelectBounds},

@@ -315,9 +315,13 @@ void Plugin::hold_to_bounds(const PluginTensorDesc* descs, const Sizes& sizes, s
   auto* next = static_cast<char*>(bounded_.data());
   for (const BoundRow& row : form().bounds) {
     auto* const to = reinterpret_cast<int32_t*>(next);
-    const auto low = int32_t(evaluate(op_, row.low, sizes)), high = int32_t(evaluate(op_, row.high, sizes));
+    Bounds bounds{int32_t(evaluate(op_, row.low, sizes)), int32_t(evaluate(op_, row.high, sizes)), nullptr, 0};
+    if (row.addend >= 0) {
+      bounds.addend = static_cast<const int32_t*>(inputs[row.addend]);
+      bounds.sum = int32_t(evaluate(op_, row.sum, sizes));
+    }
     const auto* const from = static_cast<const int32_t*>(inputs[row.input]);
-    clamp(to, from, int64_t(volume(descs[row.input].dims)), low, std::max(low, high), stream);
+    clamp(to, from, int64_t(volume(descs[row.input].dims)), bounds, stream);
     inputs[row.input] = to;
     next += aligned(byte_count(descs[row.input]));
   }

@@ -40,13 +40,15 @@ BOUNDS: Mapping[str, Mapping[str, tuple[Dim, Dim]]] = {
     "GatedDeltaNet": {"slots": (0, "P+-1"), "past_len": (0, 1 << 24), "accepted": (0, "W"), "new_len": (0, "S")},
     "SparseAttention": {
         "slots": (0, "P+-1"),
-        "past_len": (0, "C1+-1+-1*S"),
+        "past_len": (0, "C1+-1"),
         "new_len": (0, "S"),
         "blocks": (-1, "C1//block+-1"),
         "blocks_len": (0, "C1+-1"),
     },
 }
 """Smallest and largest value of the integer inputs. Only runs on memory that nobody filled are held to them."""
+SUMS: Mapping[str, Mapping[str, tuple[str, Dim]]] = {"SparseAttention": {"new_len": ("past_len", "C1+-1")}}
+"""An input that is added to another one, which comes before it, and the largest value of the sum."""
 PER_CONTEXT = "tickets"
 """The field of counters that live as long as the execution context."""
 NOT_SIZES = {"SparseAttention": ("block",)}
@@ -154,7 +156,8 @@ class _OpWriter:
         ]
         bounds = BOUNDS.get(self.op.name, {})
         ranges = [
-            f"    {{{i}, {self.program(bounds[p.name][0])}, {self.program(bounds[p.name][1])}}},  // {p.name}"
+            f"    {{{i}, {self.program(bounds[p.name][0])}, {self.program(bounds[p.name][1])}, {self.sum(p, names)}}},"
+            f"  // {p.name}"
             for i, p in enumerate(form.inputs)
             if p.name in bounds
         ]
@@ -187,6 +190,11 @@ class _OpWriter:
     def format_fields(self, form: Form) -> list[str]:
         found = format_dtypes(self.op, form, self.params)
         return [f"    {{{self.offset(name)}, {self.type(dtype)}}}," for name, dtype in found.items()]
+
+    def sum(self, port: Port, inputs: Sequence[str]) -> str:
+        """The input that the port's values are added to, or -1, and the largest sum."""
+        other, largest = SUMS.get(self.op.name, {}).get(port.name, ("", 0))
+        return f"{inputs.index(other)}, {self.program(largest)}" if other else "-1, 0"
 
     def attribute(self, attribute: Attribute) -> str:
         kind = {"int": "integer", "float": "number", "string": "text"}[attribute.kind]

@@ -238,9 +238,10 @@ def _sparse_attention(form: str, dtype: torch.dtype, in_place: bool) -> PluginCa
     plain, mode = split_form(form)
     # E4M3 codes are loaded 16 at a time.
     sizes = ATTENTION | ({"head_dim": 16, "fp8_scales": (0.1, 0.05)} if mode else {})
-    rows = ([AttentionRow(22, 2), AttentionRow(0, 1)], [AttentionRow(30, 10), AttentionRow(0, 9)])
+    # One sequence ends with the capacity, before the step's padding does.
+    rows = ([AttentionRow(22, 2), AttentionRow(0, 1)], [AttentionRow(31, 9), AttentionRow(0, 9)])
     made = [
-        (sparse_attention_case(plain, row, steps, capacity=44, **sizes, dtype=dtype), 2, steps)
+        (sparse_attention_case(plain, row, steps, capacity=40, **sizes, dtype=dtype), 2, steps)
         for row, steps in zip(rows, (2, 10), strict=True)
     ]
     attributes = {name: ATTENTION[name] for name in ATTENTION_ATTRIBUTES} | {"eps": 1e-6, "rope_scale": 1.0}
