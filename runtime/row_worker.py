@@ -34,12 +34,15 @@ class Job:
         """Do it, unless that has begun; whether the thread may go on."""
         if not self._begun.acquire(blocking=False):
             return True
+        self._do()
+        return self._cause is None or isinstance(self._cause, Exception)
+
+    def _do(self) -> None:
         try:
             self._result = self._work()
         except BaseException as cause:
             self._cause = cause
         self._ended.set()
-        return self._cause is None or isinstance(self._cause, Exception)
 
     def wait(self) -> Array:
         """The result.
@@ -48,8 +51,10 @@ class Job:
             Exception: what the work raised.
             RuntimeError: the thread has died.
         """
-        if not self._begun.locked():
-            self.run()
+        if self._begun.acquire(blocking=False):
+            self._do()
+            if self._cause is not None:  # the caller's own, be it an interruption by the user
+                raise self._cause
         while not self._ended.wait(LOOK_EVERY_S):
             if not self._thread.lives() and not self._ended.is_set():
                 raise RuntimeError(DIED)

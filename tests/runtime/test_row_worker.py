@@ -59,6 +59,19 @@ def test_work_that_nobody_began_is_done_by_who_asks_for_it(worker: RowWorker) ->
     worker.close()
 
 
+def test_an_interruption_of_who_does_it_himself_stays_one(worker: RowWorker) -> None:
+    def interrupted() -> NoReturn:
+        raise KeyboardInterrupt
+
+    blocked = threading.Event()
+    first = begun_by_the_thread(worker, lambda: np.array(blocked.wait()))
+    with pytest.raises(KeyboardInterrupt):
+        worker.submit(interrupted).wait()
+    blocked.set()
+    assert first.wait()
+    worker.close()
+
+
 def test_a_thread_that_exits_is_an_error_and_the_next_one_works(worker: RowWorker) -> None:
     def leaves() -> NoReturn:
         raise SystemExit(3)
