@@ -90,6 +90,9 @@ struct Workspace {
   size_t bytes;
 };
 
+// Elements of four bytes, so that the next array begins at a multiple of 16.
+__device__ __host__ inline size_t padded(size_t count) { return (count + 3) / 4 * 4; }
+
 __device__ __host__ inline Workspace workspace(const SparseAttentionParams& p) {
   const size_t tokens = size_t(p.batch) * p.steps;
   const size_t scored = p.blocks ? 0 : size_t(p.batch) * score_steps(p);
@@ -100,11 +103,11 @@ __device__ __host__ inline Workspace workspace(const SparseAttentionParams& p) {
   Workspace w;
   w.index_query = start;
   w.scores = w.index_query + (p.blocks ? 0 : tokens * p.index_heads * p.index_head_dim);
-  w.part_keys = reinterpret_cast<int*>(w.scores + scored * score_stride(p));
-  w.part_blocks = w.part_keys + kept;
-  w.chosen = w.part_blocks + kept;
-  w.united = w.chosen + (p.blocks ? 0 : tokens * p.budget_blocks);
-  w.sums = reinterpret_cast<float*>(w.united + tiles * (1 + tile_blocks(p)));
+  w.part_keys = reinterpret_cast<int*>(w.scores + padded(scored * score_stride(p)));
+  w.part_blocks = w.part_keys + padded(kept);
+  w.chosen = w.part_blocks + padded(kept);
+  w.united = w.chosen + (p.blocks ? 0 : padded(tokens * p.budget_blocks));
+  w.sums = reinterpret_cast<float*>(w.united + padded(tiles * (1 + tile_blocks(p))));
   w.parts = w.sums + splits * 2;
   const size_t part_bytes = splits * p.head_dim * (p.T == kFloat32 ? sizeof(Float32) : sizeof(BFloat16));
   w.bytes = (w.sums + splits * 2 - start) * sizeof(float) + part_bytes;
