@@ -80,6 +80,8 @@ def test_same_bits_under_every_schedule(kernels: HostKernels) -> None:
 
 
 def test_rows_are_read_once(kernels: HostKernels) -> None:
+    if kernels.kind == "thread":
+        pytest.skip("the build with ThreadSanitizer counts nothing")
     case = ngram_rows_case(batch=1, steps=1, per_order=8, columns=160, seed=5)
     case.values["new_len"][:] = 1
     report = kernels.launch(case.op, case.values, Execution(watch="sectors"))
