@@ -69,6 +69,7 @@ def trace(graph: Graph, spec: GraphSpec, parameter_dtypes: dict[str, torch.dtype
     for value, port in zip((*model.graph.inputs, *model.graph.outputs), (*spec.inputs, *spec.outputs), strict=True):
         value.shape = ir.Shape(port.shape)
     _strip_prefix(model)
+    _strip_traces(model)
     plain_nodes.settle(model)
     return model
 
@@ -95,6 +96,12 @@ def _strip_prefix(model: ir.Model) -> None:
         value = initializers.pop(name)
         value.name = name.removeprefix("module.")
         initializers[value.name] = value
+
+
+def _strip_traces(model: ir.Model) -> None:
+    """Graphs tell nobody where the exporting machine keeps its files."""
+    for node in model.graph:
+        node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
 
 
 @contextmanager

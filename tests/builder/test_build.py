@@ -243,7 +243,13 @@ def test_an_interrupted_build_leaves_no_process_and_no_files(bundle_copy: Path) 
         "b.build_in_process = wait\n"
         f"sys.exit(main({['build', str(bundle_copy), *RTX]!r}))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    # A shell that runs the tests in the background has them ignore SIGINT, and children inherit that.
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stdout
     child = int(process.stdout.readline())
     process.send_signal(signal.SIGINT)

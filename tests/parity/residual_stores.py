@@ -22,7 +22,7 @@ from flashnext.export.graphs.manifest import GraphSpec, Manifest
 from flashnext.export.ops.ports import split_form
 from flashnext.export.ops.reference import REFERENCES
 from flashnext.export.residual_scales import store_names
-from flashnext.runtime import model_runner
+from flashnext.runtime.engines import engine_set
 from flashnext.runtime.engines.base import Engine
 from flashnext.runtime.model_runner import ModelRunner
 from flashnext.runtime.scoring import chunks
@@ -92,13 +92,15 @@ def _watched(reference: Any, stored: list[Array]) -> Any:
 
 
 def _watch_onnxruntime(patch: pytest.MonkeyPatch, stored: list[Array]) -> None:
-    opened = model_runner.open_engine
+    opened = engine_set.open_engine
 
-    def open_engine(kind: str, graph: str, bundle: Path, manifest: Manifest, checkpoint: Any, threads: Any) -> Engine:
-        engine = opened(kind, graph, bundle, manifest, checkpoint, threads)
+    def open_engine(
+        kind: str, graph: str, bundle: Path, manifest: Manifest, checkpoint: Any, *more: Any, **named: Any
+    ) -> Engine:
+        engine = opened(kind, graph, bundle, manifest, checkpoint, *more, **named)
         return WatchedEngine(engine, bundle / manifest.graphs[graph].file, checkpoint.common_parent, stored)
 
-    patch.setattr(model_runner, "open_engine", open_engine)
+    patch.setattr(engine_set, "open_engine", open_engine)
 
 
 class WatchedEngine:

@@ -5,6 +5,7 @@ Figures are in standard deviations of the twin's logits in PyTorch.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,8 @@ def test_a_forgotten_scale_of_the_table_shows(variants: Folders, monkeypatch: py
     full = NgramTable.__init__
 
     def forgetful(self: NgramTable, *arguments: Any) -> None:
-        full(self, *arguments[:-1], 1.0)
+        names = list(inspect.signature(full).parameters)[1:]
+        full(self, **dict(zip(names, arguments, strict=False)) | {"scale": 1.0})
 
     monkeypatch.setattr(NgramTable, "__init__", forgetful)
     assert distance(logits(pytorch(variants(variant))), want) > FORGOTTEN

@@ -44,3 +44,11 @@ def test_onnx_runtime_opens_them_by_name(checkpoint: Path, random_bundle: Path) 
         onnx.checker.check_model(path, full_check=True)
         session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
         assert {port.name for port in session.get_inputs()} == {tensor.name for tensor in graph.inputs}
+
+
+def test_graphs_hold_no_paths_of_the_exporting_machine(random_bundle: Path) -> None:
+    """torch.onnx notes where in which source file each node was traced."""
+    for graph in Manifest.read(random_bundle).graphs.values():
+        content = (random_bundle / graph.file).read_bytes()
+        assert b".py" not in content
+        assert str(Path(onnx.__file__).parents[1]).encode() not in content
