@@ -25,6 +25,7 @@ from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime import scoring
 from flashnext.runtime.chat import ChatTemplate, Message
 from flashnext.runtime.decode_loop import CLOSED, DecodeLoop, Watch
+from flashnext.runtime.engines.base import MOST_THREADS
 from flashnext.runtime.engines.engine_set import EngineOptions
 from flashnext.runtime.model_runner import ModelRunner
 from flashnext.runtime.outputs import Piece, RequestOutput
@@ -37,7 +38,7 @@ from flashnext.runtime.speculation import drafters_of
 from flashnext.runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
-MOST_BYTES = 1 << 50
+MOST_COUNT, MOST_BYTES = (1 << 31) - 1, 1 << 50
 
 
 class LLM:
@@ -87,7 +88,7 @@ class LLM:
         }
         for name, value in counts.items():
             if value is not None or name == "prefill_chunk":
-                _check_count(name, value)
+                _check_count(name, value, MOST_THREADS if name == "threads" else MOST_COUNT)
         for name, value in {"prefix_cache_bytes": prefix_cache_bytes, "ngram_cache_bytes": ngram_cache_bytes}.items():
             if value != 0:
                 _check_count(name, value, MOST_BYTES)
@@ -233,9 +234,9 @@ class LLM:
         return Request(self.manifest, self.tokenizer.encode(prompt), params, self.tokenizer, prompt)
 
 
-def _check_count(name: str, value: Any, most: int = (1 << 31) - 1) -> None:
+def _check_count(name: str, value: Any, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise RequestError(f"{name} = {value!r:.80} must be a whole number from 1, or be left out.")
+        raise RequestError(f"{name} = {value!r:.80} must be a whole number from 1 to {most:,}, or be left out.")
 
 
 def _prompts(prompts: Any) -> list[Prompt]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flashnext.runtime.cli.parser import whole_number
+from flashnext.runtime.engines.base import MOST_THREADS
 
 ENGINES = "onnxruntime (default), torch (CUDA kernels on a GPU), tensorrt or tensorrt-rtx (made by `flashnext build`)"
 PROVIDER = (
@@ -20,7 +21,7 @@ def add_engine_options(add: Callable[..., Any]) -> None:
     """Describe them; `add` is `add_argument` of a group."""
     add("--engine", default="onnxruntime", help=ENGINES)
     add("--checkpoint", metavar="FOLDER", help="where the weights are, if they have moved")
-    add("--threads", type=whole_number(1, 1024), metavar="N", help="onnxruntime, torch: threads of the engine")
+    add("--threads", type=whole_number(1, MOST_THREADS), metavar="N", help="onnxruntime, torch: threads of the engine")
     add("--provider", action="append", type=provider, dest="providers", metavar="NAME[:OPTION=VALUE,…]", help=PROVIDER)
     add_plan_options(add)
     add("--expert-memory", choices=("device", "host"), default="device", help=EXPERT_MEMORY)

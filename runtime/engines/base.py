@@ -17,6 +17,8 @@ from flashnext.export.errors import EngineError
 from flashnext.export.graphs.manifest import GraphSpec, TensorSpec
 
 Array = NDArray[Any]
+MOST_THREADS = 1024
+"""Of an engine: asked for a million, some start them until the machine has none left for anybody."""
 
 
 class Engine(Protocol):

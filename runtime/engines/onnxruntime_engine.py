@@ -19,7 +19,7 @@ from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import EngineError
 from flashnext.export.files import plain
 from flashnext.export.graphs.manifest import GraphSpec, Manifest, TensorSpec
-from flashnext.runtime.engines.base import Array, numpy_dtype
+from flashnext.runtime.engines.base import MOST_THREADS, Array, numpy_dtype
 from flashnext.runtime.engines.graph_files import read_graph
 from flashnext.runtime.engines.onnxruntime_providers import PLUGIN_DOMAIN, TENSORRT, Provider, Providers, over
 from flashnext.runtime.engines.sites import watched_spec
@@ -145,7 +145,7 @@ def _session_options(weights: Path, threads: int | None) -> ort.SessionOptions:
 def _threads_of_environment() -> int:
     """OMP_NUM_THREADS, which may be a list for nested levels (`4,2`) or no number at all; 0: the engine's choice."""
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(first) if first.isdecimal() and len(first) < 5 else 0
+    return int(first) if first.isdecimal() and len(first) < 5 and int(first) <= MOST_THREADS else 0
 
 
 def _check_ports(spec: GraphSpec, session: ort.InferenceSession, path: Path) -> None:

@@ -188,6 +188,7 @@ def test_parameters_and_life_cycle(random_bundle: Path, llm: LLM) -> None:
     for option in (
         {"threads": 0},
         {"threads": "2"},
+        {"threads": 1025},
         {"prefill_chunk": 8.5},
         {"prefill_chunk": None},
         {"max_batch": "1"},
@@ -219,7 +220,7 @@ def test_a_stream_that_begins_after_the_end_says_so(random_bundle: Path) -> None
         next(late)
 
 
-@pytest.mark.parametrize("value", ["4,2", "", "all", "-1", "99999999999"])
+@pytest.mark.parametrize("value", ["4,2", "", "all", "-1", "9999", "99999999999"])
 def test_thread_settings_of_the_environment_that_are_no_number(
     random_bundle: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
