@@ -35,7 +35,7 @@ def build_plan(api: Api, job: PlanJob, report: Report) -> tuple[bytes, list[str]
     parser = api.trt.OnnxParser(network, log)
     # The path names the folder of the external data; there need not be such a file.
     if not parser.parse(Path(job.graph).read_bytes(), path=str(Path(job.weights) / "graph.onnx")):
-        raise BuildError(f"{api.name} {api.version} cannot parse {job.graph}: {_parser_errors(parser)}")
+        raise BuildError(f"{api.name} {api.version} cannot parse the graph of {job.plan}: {_parser_errors(parser)}")
     config = builder.create_builder_config()
     api.configure(config, job)
     for ranges in job.profiles:
@@ -44,7 +44,7 @@ def build_plan(api: Api, job: PlanJob, report: Report) -> tuple[bytes, list[str]
         config.progress_monitor = make_monitor(api.trt, report)
     made = builder.build_serialized_network(network, config)
     if made is None:
-        raise BuildError(f"{api.name} {api.version} cannot build {job.graph}: {_last_errors(log)}")
+        raise BuildError(f"{api.name} {api.version} cannot build {job.plan}: {_last_errors(log)}")
     plan = bytes(made)
     api.finish(config, job)
     return plan, log.lines

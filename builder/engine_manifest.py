@@ -17,6 +17,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ STEPS = ("decode", "prefill")
 NOT_RUN, PASSED = "not run", "passed"
 MAX_JSON_BYTES = 16 << 20
 MAX_DIMENSIONS = 8
+VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,4}")
 
 Shape = tuple[int, ...]
 
@@ -269,7 +271,7 @@ def _faults(manifest: EngineManifest, folder: Path) -> Iterator[str]:
         yield "it names no compute capability"
     if manifest.golden_check not in (NOT_RUN, PASSED):
         yield f"its golden check is {manifest.golden_check!r:.40}"
-    if not all(part.isdigit() for part in manifest.tensorrt.split(".")) or manifest.tensorrt.count(".") < 1:
+    if not VERSION.fullmatch(manifest.tensorrt):
         yield f"{manifest.tensorrt!r:.40} is not a version of TensorRT"
     for name, graph in manifest.graphs.items():
         yield from _graph_faults(plain(name), graph, folder)

@@ -207,6 +207,9 @@ def _plugins(options: EngineOptions, capabilities: tuple[int, ...]) -> tuple[Plu
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
+    above = target.absolute().parent  # made if need be, as BUNDLE/engines is; what is above that is not
+    if not (above.is_dir() or (above.parent.is_dir() and not above.exists())):
+        raise BuildError(f"{above} cannot be made; name a folder for the engine with --out whose parent is there.")
     if target.exists() and not target.is_dir():
         raise BuildError(f"{target} is a file; name a folder for the engine with --out.")
     if target.is_dir() and any(target.iterdir()):

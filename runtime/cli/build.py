@@ -35,6 +35,8 @@ examples:
 """
 
 ENGINES = ("tensorrt", "tensorrt-rtx")
+MAX_WORKSPACE_MB = 1 << 20
+"""A terabyte: more than any device has, and a number that TensorRT can take."""
 
 
 def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
@@ -59,12 +61,13 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
 
 
 def _add_sizes(parser: Parser) -> None:
+    workspace = "most that a layer may use on the device"
     add = parser.add_argument_group("sizes of steps").add_argument
     add("--max-batch", type=whole_number(1), default=0, metavar="N", help="texts decoded at once (default: every slot)")
     chunk = "tokens of a prompt in one step (default: 512, or the capacity)"
     add("--prefill-chunk", type=whole_number(1), default=0, metavar="TOKENS", help=chunk)
     add("--prefill-batch", type=whole_number(1), default=1, metavar="N", help="prompts in one step (default: 1)")
-    add("--workspace", type=whole_number(0), default=0, metavar="MB", help="most that a layer may use on the device")
+    add("--workspace", type=whole_number(0, MAX_WORKSPACE_MB), default=0, metavar="MB", help=workspace)
 
 
 def _add_tensorrt(parser: Parser) -> None:

@@ -35,7 +35,14 @@ class Parser(argparse.ArgumentParser):
         sentence = message[:1].upper() + message[1:]
         if message.endswith("expected one argument"):
             sentence += " (one that begins with a dash is given with =, as in --option=-value)"
-        raise UsageError(f"{sentence}. See: {self.prog} --help")
+        raise UsageError(f"{sentence}{self._hint(message)}. See: {self.prog} --help")
+
+    def _hint(self, message: str) -> str:
+        """An option that takes several words takes a position that comes after it, too."""
+        option = next((a.option_strings[-1] for a in self._actions if a.nargs == "+" and a.option_strings), "")
+        position = next((str(a.metavar) for a in self._actions if not a.option_strings and a.metavar), "")
+        concerned = message.startswith((f"argument {option}:", "the following arguments are required: " + position))
+        return f" ({position} goes before {option}, which takes all words after it)" if option and concerned else ""
 
     def option_names(self) -> list[str]:
         """All options of this (sub)command, such as --window."""

@@ -164,6 +164,11 @@ def validate(
     names = _names(engine, reference, saved, per_layer)
     if providers and "onnxruntime" not in names:
         raise RequestError("providers are for the engine onnxruntime, which takes no part. Name it, or leave them out.")
+    if (engine_path or plugins) and not set(TENSORRT) & set(names):
+        named = "engine_path" if engine_path else "plugins"
+        raise RequestError(
+            f"{named} is for the engines {' and '.join(TENSORRT)}, which take no part. Name one, or leave it out."
+        )
     wishes = Wishes(names, saved, per_layer, threads, engine_path, providers, plugins)
     participants = Participants(folder, manifest, checkpoint, wishes)
     residual_in_fp8, cache_in_fp8 = manifest.residual_mode != "plain", manifest.kv_cache_dtype == "fp8"

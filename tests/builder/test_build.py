@@ -118,6 +118,10 @@ def test_a_dry_run_tells_plans_profiles_and_memory(
         ((*RTX, "--out", "{bundle}"), "holds files that are not an engine"),
         ((*RTX, "--out", "{bundle}/manifest.json"), "is a file; name a folder"),
         ((*RTX, "--out", "{bundle}/a/b/c"), "cannot be made"),
+        ((*RTX, "--out", "{bundle}/a/b/c", "--dry-run"), "cannot be made"),
+        ((*RTX, "--out", "{bundle}/manifest.json/c", "--dry-run"), "cannot be made"),
+        ((*RTX, "--workspace", "9" * 24), "expected a whole number from 0 to 1048576"),
+        (("--engine", "tensorrt-rtx", "--target", "120", "{bundle}"), "BUNDLE goes before --target"),
         ((*RTX, "--checkpoint", "{bundle}"), "not the one|not a checkpoint|config.json"),
         (("--engine", "onnxruntime"), "invalid choice"),
     ],
@@ -223,7 +227,7 @@ def job(**changes: Any) -> PlanJob:
 @needs_rtx
 def test_a_graph_that_cannot_be_parsed_says_why(tmp_path: Path) -> None:
     (tmp_path / "graph.onnx").write_bytes(b"not a graph")
-    with pytest.raises(BuildError, match=r"cannot parse graph\.onnx"):
+    with pytest.raises(BuildError, match=r"cannot parse the graph of x\.plan"):
         build_in_process(job(), tmp_path)
 
 

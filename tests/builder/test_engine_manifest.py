@@ -77,6 +77,8 @@ def test_a_plan_that_has_changed_is_refused(folder: Path) -> None:
         (lambda m: m.update(format_version=9), "format version 9, this release reads 1"),
         (lambda m: m.update(kind="onnx"), "its kind is 'onnx'"),
         (lambda m: m.update(tensorrt="eleven"), "'eleven' is not a version"),
+        (lambda m: m.update(tensorrt="11.²"), "is not a version"),
+        (lambda m: m.update(tensorrt="11." + "4" * 5000), "is not a version"),
         (lambda m: m.update(golden_check="maybe"), "golden check is 'maybe'"),
         (lambda m: m.update(capabilities=[]), "no compute capability"),
         (lambda m: m["graphs"]["body"]["plans"][0].update(file="../body.plan"), "lie in its own folder"),

@@ -40,3 +40,23 @@ def test_tolerance_that_is_none(random_bundle: Path, value: str, capsys: pytest.
 def test_prefill_that_does_not_fit(random_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(random_bundle), "--tokens", "1000"]) == 2
     assert "Choose --tokens from 9 to 250" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--engine-path", "nowhere"), "engine_path is for the engines tensorrt and tensorrt-rtx, which take no part"),
+        (("--plugins", "library.so"), "plugins is for the engines tensorrt and tensorrt-rtx, which take no part"),
+        (("--threads", "1000000"), "expected a whole number from 1 to 1024"),
+    ],
+)
+def test_options_that_are_refused(
+    random_bundle: Path, words: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", str(random_bundle), *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_bundle_after_an_option_of_several_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "--engine", "onnxruntime", "bundle"]) == 2
+    assert "BUNDLE goes before --engine, which takes all words after it" in capsys.readouterr().err
