@@ -21,6 +21,7 @@ import json
 import mmap
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ VARIABLE = "FLASHNEXT_PLUGINS"
 """Environment variable that names a library file."""
 MARK = b"flashnext-plugins:"
 MAX_INFO = 4096
+ELF_HEADER_BYTES = 64
 MAX_BYTES = 4 << 30
 FOLDER = SOURCES / "tensorrt"
 REMEDY = "Build one with: flashnext plugins build"
@@ -116,9 +118,12 @@ def check(path: str | Path) -> LibraryInfo:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         text = _info_text(data) if data[:4] == b"\x7fELF" else None
         sha256 = hashlib.sha256(data).hexdigest()
+        whole = _is_whole(data)
     info = _parse(path, sha256, text)
     if info is None:
         raise PluginError(f"{path} is not a plugin library of flashnext: it does not say what it is. {REMEDY}")
+    if not whole:
+        raise PluginError(f"{path} is cut short: it has {path.stat().st_size:,} bytes of more. Copy it again. {REMEDY}")
     if (info.op_version, info.op_table) != (schema.VERSION, table.digest()):
         raise PluginError(
             f"{path} has version {info.op_version} of the ops (table {info.op_table}), this installation version "
@@ -234,6 +239,14 @@ def _info_text(data: mmap.mmap) -> bytes | None:
     begin = start + len(MARK)
     end = data.find(b"\0", begin, begin + MAX_INFO)
     return data[begin:end] if end >= 0 else None
+
+
+def _is_whole(data: mmap.mmap) -> bool:
+    """Whether the section headers, which linkers write last, lie within the file (64-bit ELF, little-endian)."""
+    if len(data) < ELF_HEADER_BYTES:
+        return False
+    (offset,), (entry_bytes, entries) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<HH", data, 58)
+    return bool(offset + entry_bytes * entries <= len(data))
 
 
 def _parse(path: Path, sha256: str, text: bytes | None) -> LibraryInfo | None:

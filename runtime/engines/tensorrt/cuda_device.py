@@ -33,7 +33,7 @@ class CudaDevice:
         self._streams: list[int] = []
         self._events: list[int] = []
         self._graphs: set[int] = set()
-        if not self._call("cudaGetDeviceCount", failure=NO_GPU):
+        if not self._call("cudaGetDeviceCount", failure=f"{NO_GPU} and its driver (--engine onnxruntime needs none)"):
             raise EngineError(f"{NO_GPU}, and CUDA sees none. Choose --engine onnxruntime, or make one visible.")
         self._call("cudaSetDevice", 0)
         attributes = self._cuda.cudaDeviceAttr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def library_file(path: Path, capabilities: str = "80 90", **said: object) -> Pat
         "sources": library.source_digest(),
     } | said
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"\x7fELF..." + library.MARK + json.dumps(info).encode() + b"\0more")
+    path.write_bytes(b"\x7fELF".ljust(64, b"\0") + library.MARK + json.dumps(info).encode() + b"\0more")
     return path
 
 
@@ -92,6 +93,17 @@ def test_other_files_are_refused(
     error = capsys.readouterr().err
     assert message in error
     assert "Build one with: flashnext plugins build" in error
+
+
+def test_library_that_was_cut_short_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = library_file(tmp_path / "library.so")
+    content = bytearray(file.read_bytes())
+    content[40:64] = struct.pack("<Q10xHH2x", len(content), 64, 2)  # two section headers, at the end
+    file.write_bytes(content + bytes(128))
+    assert main(["plugins", "check", str(file)]) == 0
+    file.write_bytes(content + bytes(127))
+    assert main(["plugins", "check", str(file)]) == 2
+    assert "is cut short" in capsys.readouterr().err
 
 
 def test_library_of_other_ops_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

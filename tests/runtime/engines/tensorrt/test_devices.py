@@ -145,7 +145,7 @@ def test_what_cuda_reports_is_said(function: str) -> None:
 def test_no_gpu_is_said() -> None:
     cuda = CudaOnHost(HostDevice())
     cuda.fail("cudaGetDeviceCount", "cudaErrorNoDevice")
-    with pytest.raises(EngineError, match=r"engine needs a GPU: cudaErrorNoDevice \(no CUDA-capable device"):
+    with pytest.raises(EngineError, match=r"needs a GPU and its driver .*: cudaErrorNoDevice \(no CUDA-capable device"):
         CudaDevice(cuda)
 
 
