@@ -103,6 +103,8 @@ def byte_count(text: str) -> int:
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([MGT]?I?)B?", text.strip().upper())
     if not match or match[2] not in UNITS:
         raise argparse.ArgumentTypeError(f"expected an amount of memory such as 141G or 131GiB, found {text!r:.80}")
+    if "." in match[1] and UNITS[match[2]] == 1:
+        raise argparse.ArgumentTypeError(f"{text.strip()} bytes are no whole number; name a unit, as in {match[1]}G")
     return int(float(match[1]) * UNITS[match[2]])
 
 

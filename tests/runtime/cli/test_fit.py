@@ -37,6 +37,11 @@ def test_what_is_no_amount(text: str) -> None:
         byte_count(text)
 
 
+def test_parts_of_a_byte_are_refused() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"0.5 bytes are no whole number; name a unit, as in 0.5G"):
+        byte_count("0.5")
+
+
 def test_everything_has_a_place(official: Checkpoint) -> None:
     facts = fit_facts(official, 300 * 10**9, 4, 32768)
     assert facts["fits"]
