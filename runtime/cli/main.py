@@ -80,15 +80,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C. Where a KeyboardInterrupt itself meets code that `exec` runs from a string, Python 3.11 notes that nobody
+    handles it, and ends the process by the signal even after somebody has."""
+
+
 def _set_up_process() -> None:
     """As a program: a request to end cleans up like Ctrl-C does, closed streams are empty ones, and a terminal that
     cannot show a character shows a question mark."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored, and stays so
+        signal.signal(signal.SIGINT, _interrupt)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (for the process's whole life)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+
+
+def _interrupt(*_: object) -> None:
+    raise Interrupted
 
 
 def _dispatch(words: list[str]) -> int:

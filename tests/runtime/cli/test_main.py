@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,27 @@ def test_interruption_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(info, "execute", _failing(KeyboardInterrupt()))
     assert main(["info", "x"]) == 130
     assert capsys.readouterr().err == "\nflashnext: interrupted\n"
+
+
+INTERRUPTED = """
+import sys
+from flashnext.runtime.cli import info, main
+info.execute = lambda arguments: exec("import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)")
+sys.argv = ["flashnext", "info", "."]
+sys.exit(main.main())
+"""
+
+
+def test_interruption_inside_code_of_a_string_ends_with_130(tmp_path: Path) -> None:
+    """Python 3.11 ends the process by the signal there, though the exception is handled, when it runs a module."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    run = subprocess.run(
+        [sys.executable, "-m", "interrupted"],
+        cwd=tmp_path,
+        capture_output=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (run.returncode, run.stderr) == (130, b"\nflashnext: interrupted\n")
 
 
 @pytest.mark.parametrize(
