@@ -51,7 +51,8 @@ LINE = 64
 """Outputs begin at a line of the caches, so that whole lines can be written around them."""
 
 Ints = NDArray[np.int64]
-_ARRAYS = ("multipliers", "head_sizes", "head_offsets", "shards", "row_scales", "starts", "shard_of")
+_HASHING = ("multipliers", "head_sizes", "head_reciprocals", "head_offsets")
+_ARRAYS = (*_HASHING, "shards", "row_scales", "starts", "shard_of")
 _POINTERS = (*_ARRAYS, "e4m3", "values")
 
 
@@ -114,9 +115,9 @@ class NgramCore:
         """
         batch, width = tokens.shape
         place = self._workspaces.take(batch, width)
-        place.history[:, : self._before] = context
-        place.history[:, self._before :] = tokens
-        place.lengths[:] = new_len
+        place.context[...] = context
+        place.tokens[...] = tokens
+        place.lengths[...] = new_len
         out, address = place.output()
         result = self._call(self._pointer, *place.addresses, batch, width, threads, address)
         self._workspaces.give_back(place)
@@ -149,9 +150,10 @@ class _Workspace:
     """Arrays of one shape of step, whose addresses are known, so that a step neither allocates nor asks for them."""
 
     def __init__(self, batch: int, width: int, before: int, columns: int, dtype: np.dtype[Any]) -> None:
-        self.history = np.empty((batch, before + width), np.int64)
+        history = np.empty((batch, before + width), np.int64)
+        self.context, self.tokens = history[:, :before], history[:, before:]
         self.lengths = np.empty(batch, np.int32)
-        self.addresses = (self.history.ctypes.data, self.lengths.ctypes.data)
+        self.addresses = (history.ctypes.data, self.lengths.ctypes.data)
         self.shape = (batch, width)
         self._columns, self._dtype = columns, dtype
         self._outputs: list[tuple[Array, int]] = []
@@ -250,6 +252,7 @@ def _describe(table: NgramTable, counters: _Counters) -> tuple[dict[str, Array],
     arrays: dict[str, Array] = {
         "multipliers": np.array(spec.multipliers, np.int64),
         "head_sizes": np.array(spec.head_sizes, np.int64),
+        "head_reciprocals": np.iinfo(np.int64).max // np.array(spec.head_sizes, np.int64),
         "head_offsets": np.array(spec.head_offsets, np.int64),
         "shards": _addresses(table.shards),
         "row_scales": _addresses(table.row_scales),
@@ -297,4 +300,5 @@ def _addresses(arrays: Sequence[Array]) -> NDArray[np.uint64]:
 
 def threads_for(tokens: int) -> int:
     """Threads that pay for a step of so many tokens."""
-    return max(1, min(len(os.sched_getaffinity(0)), tokens // TOKENS_PER_THREAD))
+    wanted = tokens // TOKENS_PER_THREAD
+    return min(len(os.sched_getaffinity(0)), wanted) if wanted > 1 else 1

@@ -34,6 +34,7 @@ struct RowCache {
 struct NgramTable {
   const int64_t* multipliers;        // [size]
   const int64_t* head_sizes;         // [heads]
+  const int64_t* head_reciprocals;   // [heads] (2^63 - 1) / size
   const int64_t* head_offsets;       // [heads]
   const uint8_t* const* shards;      // [shard_count]
   const uint8_t* const* row_scales;  // [shard_count], NVFP4 only

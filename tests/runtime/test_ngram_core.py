@@ -192,6 +192,34 @@ def test_ids_equal_numpys(batch: int, width: int, seed: int, vocabulary: int) ->
     np.testing.assert_array_equal(core.ids(tokens, context), ids(table.spec, tokens, context))
 
 
+def test_remainders_of_extreme_hashes_and_sizes() -> None:
+    """The division by reciprocals is exact: for all of int64, by sizes from 1 on (pages are never touched)."""
+    sizes = (1, 2, 3, 2**16, 2**27 + 29, 2**28 - 57)
+    codes = np.zeros((sum(sizes), 1), np.uint8).view(E4M3)
+    spec = NgramSpec(
+        layer=1,
+        input="x",
+        multipliers=(1, 0),
+        head_sizes=sizes,
+        head_offsets=tuple(np.cumsum((0, *sizes[:-1])).tolist()),
+        heads_per_ngram=len(sizes),
+        eos=EOS,
+        columns=1,
+        rows=len(codes),
+        shards=("s0",),
+        form="fp8",
+        scale="scale",
+    )
+    core = NgramCore.open(NgramTable(spec, [codes], "float32"))
+    assert core is not None
+    low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+    near = np.array([k * s + d for s in sizes for k in (-9, -1, 0, 1, 9, high // s // 2) for d in (-1, 0, 1)])
+    random = np.random.default_rng(3).integers(low, high, 100_000, endpoint=True)
+    hashes = np.concatenate([[low, low + 1, -1, 0, 1, high - 1, high], near, random])[None]
+    context = np.zeros((1, 1), np.int64)
+    np.testing.assert_array_equal(core.ids(hashes, context), ids(spec, hashes, context))
+
+
 def test_a_bad_nvfp4_scale_is_named_with_its_shard() -> None:
     table = table_of("nvfp4", "float32")
     table.row_scales[1][:] = 0x7F
