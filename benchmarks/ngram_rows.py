@@ -7,6 +7,7 @@ Every figure is a ratio within one run: the competitors take turns, round by rou
 tokens of their own for each round. A prompt is 4,096 tokens (65,536 rows of 160 columns), a decode step one token (16
 rows). The competitors get ids that are computed already and a buffer that is allocated already; ours starts from token
 ids. A pause before each prompt lets PyTorch's threads go to sleep, which spin on for milliseconds after their work.
+Then the formats alone, each with a stretch of rounds at a time.
 """
 
 from __future__ import annotations
@@ -83,6 +84,11 @@ def texts(width: int, count: int) -> list[tuple[Any, Any, Any]]:
     ]
 
 
+def formats(plain: HostRows, fp8: HostRows, steps: list[tuple[Any, Any, Any]]) -> Steps:
+    """Ours alone."""
+    return {BF16: lambda i: plain.rows(*steps[i]), FP8: lambda i: fp8.rows(*steps[i])}
+
+
 def competitors(plain: HostRows, fp8: HostRows, table: Any, steps: list[tuple[Any, Any, Any]]) -> Steps:
     """What each does with step number i."""
     import torch  # here, since other benchmarks take the tables from this module and no more
@@ -95,9 +101,7 @@ def competitors(plain: HostRows, fp8: HostRows, table: Any, steps: list[tuple[An
     into = torch.from_numpy(buffer)
     numbers = table.view(np.int16)
     slow = HostRows(plain.spec, plain.table, "bfloat16", native=False)
-    return {
-        BF16: lambda i: plain.rows(*steps[i]),
-        FP8: lambda i: fp8.rows(*steps[i]),
+    return formats(plain, fp8, steps) | {
         "by way of a ticket, BF16": lambda i: plain.submit(*steps[i]).wait(),
         "by way of a ticket, FP8": lambda i: fp8.submit(*steps[i]).wait(),
         "hash + gather, numpy alone": lambda i: slow.rows(*steps[i]),
@@ -136,6 +140,14 @@ def summary(times: dict[str, list[float]], warm_up: int, rival: str) -> dict[str
     }
 
 
+def show(title: str, times: dict[str, list[float]], warm_up: int, rival: str) -> dict[str, dict[str, float]]:
+    """Print the summary as a table, and return it."""
+    found = summary(times, warm_up, rival)
+    lines = [[k, f"{v['p50_us']:,.1f}", f"{v['p99_us']:,.1f}", f"{v['ratio']:.2f}"] for k, v in found.items()]
+    print(render([title, "p50 us", "p99 us", f"to {rival}"], lines), end="\n\n")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -151,14 +163,11 @@ def main() -> None:
     for name, width, rounds, wait in (("prompt", PROMPT, arguments.rounds, pause), ("decode", 1, many, 0.0)):
         warm_up = rounds // 5
         runs = competitors(plain, fp8, codes, texts(width, COMPETITORS * (rounds + warm_up)))
-        ours = {key: runs[key] for key in (BF16, FP8)}
-        for title, chosen, rival, before, stretch in (
-            (name, runs, RIVAL, wait, 1),
-            (f"{name}_formats", ours, BF16, 0.0, STRETCH),
-        ):
-            found = report[title] = summary(measure(chosen, rounds + warm_up, before, stretch), warm_up, rival)
-            lines = [[k, f"{v['p50_us']:,.1f}", f"{v['p99_us']:,.1f}", f"{v['ratio']:.2f}"] for k, v in found.items()]
-            print(render([f"{name}, {width * HEADS:,} rows", "p50 us", "p99 us", f"to {rival}"], lines), end="\n\n")
+        report[name] = show(f"{name}, {width * HEADS:,} rows", measure(runs, rounds + warm_up, wait), warm_up, RIVAL)
+        stretches = max(arguments.rounds, rounds // STRETCH) * STRETCH
+        runs = formats(plain, fp8, texts(width, 2 * (stretches + STRETCH)))
+        times = measure(runs, stretches + STRETCH, stretch=STRETCH)
+        report[f"{name}_formats"] = show(f"{name}, a format at a time", times, STRETCH, BF16)
     print(json.dumps(report))
 
 
