@@ -10,7 +10,8 @@
     int32_t R;        // format      bound by the tensors' dtypes
     float eps;        // attribute
 
-`fill` makes a struct from arrays (NumPy's or PyTorch's, on whatever device) and attributes, and checks every shape.
+`fill` makes a struct from arrays (NumPy's, PyTorch's, or a TensorRT engine's `DeviceArray`s) and attributes, and checks
+every shape.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ALIGNMENT = 16
 
 
 class Array(Protocol):
-    """What NumPy arrays and PyTorch tensors have in common."""
+    """What the arrays of all libraries have in common."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -150,7 +151,7 @@ def _check(op: str, field: Field, array: Array, sizes: Mapping[str, Any]) -> Non
         raise PluginError(f"{op}: {field.name} does not start at a multiple of {ALIGNMENT} bytes. Pass a copy of it.")
 
 
-# --- arrays of either library, without importing PyTorch ---------------------------------------------
+# --- arrays of any kind, without importing PyTorch; those of an engine on a device say `address` ------
 
 
 def dtype_name(array: Array) -> str:
@@ -158,10 +159,14 @@ def dtype_name(array: Array) -> str:
 
 
 def address(array: Any) -> int:
+    if hasattr(array, "address"):
+        return int(array.address)
     return int(array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data)
 
 
 def is_contiguous(array: Any) -> bool:
+    if hasattr(array, "address"):
+        return True
     return bool(array.is_contiguous() if hasattr(array, "is_contiguous") else array.flags.c_contiguous)
 
 

@@ -78,6 +78,9 @@ class CudaDevice:
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self._call("cudaMemcpyAsync", target, source, nbytes, self._cuda.cudaMemcpyKind.cudaMemcpyDefault, stream)
 
+    def queue(self, stream: int, work: Callable[[], None]) -> None:
+        work()
+
     def record(self, event: int, stream: int) -> None:
         self._call("cudaEventRecord", event, stream)
 

@@ -56,6 +56,9 @@ class Device(Protocol):
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Queue a copy between any two addresses."""
 
+    def queue(self, stream: int, work: Callable[[], None]) -> None:
+        """Queue work that is no method here: on a GPU `work` is called at once, and launches kernels on the stream."""
+
     def record(self, event: int, stream: int) -> None:
         """Queue the event."""
 

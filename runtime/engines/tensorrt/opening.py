@@ -24,6 +24,7 @@ from flashnext.runtime.engines.tensorrt.fitting import (
     find_plugins,
 )
 from flashnext.runtime.engines.tensorrt.inspection import check_states_stay
+from flashnext.runtime.engines.tensorrt.kernels import Kernels
 from flashnext.runtime.engines.tensorrt.plan import Library, Plan
 from flashnext.runtime.engines.tensorrt.session import Session
 from flashnext.runtime.engines.tensorrt.shapes import limits
@@ -140,10 +141,13 @@ def _open(kind: str, bundle: Path, manifest: Manifest, options: EngineOptions, o
         graphs = [name for name in manifest.graphs if only in ("", name)]
         in_host = options.expert_memory == "host"
         check_memory(device, folder, manifest, {g: built.graphs[g] for g in graphs}, in_host)
+        kernels = None
         if built.plugins:
-            library.load_plugins(find_plugins(folder, built.plugins.sha256, device.capability, options.plugins))
+            plugins = find_plugins(folder, built.plugins.sha256, device.capability, options.plugins)
+            library.load_plugins(plugins)
+            kernels = Kernels(device, plugins)
         plans = {name: _load(library, folder, built.graphs[name], manifest.graphs[name]) for name in graphs}
-        return Opened(folder, built, Session(device, library), plans)
+        return Opened(folder, built, Session(device, library, kernels), plans)
     except BaseException:
         device.close()
         raise

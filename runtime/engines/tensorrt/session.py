@@ -19,14 +19,18 @@ from flashnext.export.errors import EngineError
 from flashnext.runtime.engines.base import Array
 from flashnext.runtime.engines.tensorrt.arrays import Buffer, DeviceArray
 from flashnext.runtime.engines.tensorrt.device import Device, Memory
+from flashnext.runtime.engines.tensorrt.kernels import Kernels
 from flashnext.runtime.engines.tensorrt.plan import Context, Library
 
 
 class Session:
-    """A device at work for one bundle."""
+    """A device at work for one bundle.
 
-    def __init__(self, device: Device, library: Library) -> None:
-        self.device, self.library = device, library
+    `kernels` are those of its plugin library; None without one (TensorRT for RTX).
+    """
+
+    def __init__(self, device: Device, library: Library, kernels: Kernels | None = None) -> None:
+        self.device, self.library, self.kernels = device, library, kernels
         self.stream, self.side = device.new_stream(), device.new_stream()
         self._contexts: list[Context] = []
         self._scratch_bytes = 0

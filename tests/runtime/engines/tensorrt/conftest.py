@@ -10,6 +10,8 @@ import onnxruntime_plans
 import pytest
 from engine_folder import Machine, write_engine
 
+from flashnext.export.errors import PluginError
+from flashnext.plugins import host_build
 from flashnext.runtime.engines.tensorrt import opening
 from flashnext.runtime.engines.tensorrt.host_device import HostDevice
 from flashnext.runtime.engines.tensorrt.plan import MODULES, Library
@@ -30,6 +32,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
 
     yield make
     Library.open.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def kernel_library() -> Path:
+    """A library of the engine's own kernels for the played GPU: the host execution, without plugins."""
+    try:
+        return host_build.build("plain", [host_build.SOURCES / "candidates/kernel.cu"])
+    except PluginError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

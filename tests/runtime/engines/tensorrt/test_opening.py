@@ -157,7 +157,7 @@ def test_too_little_memory_is_said_before_it_is_taken(engine: Path, machine: Mac
 
 
 def test_an_engine_with_plugins_needs_the_library_that_it_was_built_with(
-    engine: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    engine: Path, machine: Machine, kernel_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine()
     folder = engine / "engines/tensorrt-sm90"
@@ -165,12 +165,12 @@ def test_an_engine_with_plugins_needs_the_library_that_it_was_built_with(
     raw["plugins"] = {"sha256": "a" * 64, "op_version": 1, "op_table": "t", "headers": "10.14"}
     raw["plugins"]["capabilities"] = ["90"]
     (folder / "engine.json").write_text(json.dumps(raw))
-    monkeypatch.setattr(opening, "find_plugins", lambda *_: Path("/plugins.so"))
+    monkeypatch.setattr(opening, "find_plugins", lambda *_: kernel_library)
     module.loaded_libraries.clear()
     for _ in range(2):
         LLM(engine, engine="tensorrt").close()
         machine()
-    assert module.loaded_libraries == ["/plugins.so"]  # once for a process: a second time TensorRT would refuse it
+    assert module.loaded_libraries == [str(kernel_library)]  # once: a second time TensorRT would refuse it
 
 
 def test_another_plugin_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
