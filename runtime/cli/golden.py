@@ -15,7 +15,7 @@ plugin library to compare an engine with PyTorch, and `flashnext validate --gold
 
 EXAMPLES = """\
 examples:
-  flashnext golden BUNDLE --out golden                 graphs go beside the checkpoint, as golden.body.onnx, …
+  flashnext golden BUNDLE --out golden                 graphs go beside the checkpoint: golden-1f2e3d4c.body.onnx, …
   flashnext golden BUNDLE --out golden --copy-weights  everything in one folder, to be carried elsewhere
   flashnext golden BUNDLE --out golden --per-layer     what happens at every Gated Residual, to find the block at fault
   flashnext golden BUNDLE --out golden --raw           raw inputs too, for trtexec --loadInputs

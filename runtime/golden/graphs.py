@@ -51,10 +51,10 @@ class WeightFile:
             self.nbytes += length
         return self._places[spec.name][1:]
 
-    def write(self, folder: Path, checkpoint: Checkpoint) -> None:
+    def write(self, path: Path, checkpoint: Checkpoint) -> None:
         """Write it, if there is anything to write, a weight at a time."""
         if self._places:
-            with (folder / self.name).open("wb") as stream:
+            with path.open("wb") as stream:
                 for spec, _, _ in self._places.values():
                     stream.write(load_weight(spec, checkpoint).tobytes())
 

@@ -1,6 +1,8 @@
 """Where the graphs of golden files go: beside the checkpoint's files that they point into, or with copies of those.
 
-Tools look for external data beside a graph and follow no path that leaves its folder.
+Tools look for external data beside a graph and follow no path that leaves its folder. Beside the checkpoint, names
+begin with the golden folder's and eight digits of its path (`golden-1f2e3d4c.body.onnx`): two folders of one name keep
+their graphs apart, and whoever writes a folder again knows which graphs were its own.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from flashnext.export.errors import GoldenError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.cli.table import amount_of_bytes
 from flashnext.runtime.golden import graphs
+from flashnext.runtime.golden.beside import named_together, prefix, remove_others
 from flashnext.runtime.golden.graphs import PORTABLE, WeightFile
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ class Placing:
     ) -> Placing:
         """Make the graphs, without writing anything."""
         beside = None if options.copy_weights else checkpoint.common_parent
-        weights = WeightFile(f"{_prefix(target, beside)}weights.bin")
+        weights = WeightFile(f"{prefix(target) if beside else ''}weights.bin")
         inside = None if options.weights_as_inputs else weights
         models = graphs.build(bundle, manifest, checkpoint, inside, options.per_layer)
         needed = set().union(*(graphs.files_of(m) for forms in models.values() for m in forms.values()))
@@ -85,42 +88,34 @@ class Placing:
 
     @contextmanager
     def written(self, work: Path) -> Iterator[dict[str, dict[str, Path]]]:
-        """Write the graphs; inside, where they will be, by name and form. They vanish if the block fails."""
-        folder = self.beside or work
-        made: list[Path] = []
-        try:
-            for name in self.copied:
-                (work / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(self.checkpoint.common_parent / name, work / name)
-            made.append(folder / self.weights.name)
-            self.weights.write(folder, self.checkpoint)
-            paths: dict[str, dict[str, Path]] = {}
+        """Write the graphs; inside, where they will be, by name and form.
+
+        Beside the checkpoint they take the place of an earlier run's graphs once the block ends well, and vanish if it
+        fails.
+        """
+        for name in self.copied:
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self.checkpoint.common_parent / name, work / name)
+        place = self.beside or self.target
+        paths = {
+            graph: {form: place / self.file_name(graph, form) for form in forms} for graph, forms in self.models.items()
+        }
+        with named_together(self.beside or work) as path_of:
+            self.weights.write(path_of(self.weights.name), self.checkpoint)
             for graph, forms in self.models.items():
                 for form, model in forms.items():
-                    made.append(folder / self.file_name(graph, form))
-                    _write(made[-1], model.SerializeToString())
-                    paths.setdefault(graph, {})[form] = (self.beside or self.target) / made[-1].name
+                    path_of(paths[graph][form].name).write_bytes(model.SerializeToString())
             yield paths
-        except BaseException:
-            for path in made if self.beside else ():
-                path.unlink(missing_ok=True)
-            raise
+        remove_others(self.checkpoint.common_parent, prefix(self.target), self._names_beside())
+
+    def _names_beside(self) -> list[str]:
+        """What this run has put beside the checkpoint."""
+        if self.beside is None:
+            return []
+        names = [self.file_name(graph, form) for graph, forms in self.models.items() for form in forms]
+        return names + [self.weights.name] * bool(self.weights.nbytes)
 
     def file_name(self, graph: str, form: str) -> str:
-        """`golden.body.onnx`, and `golden.body.plugin.onnx` for plugins; in a folder of their own without a prefix."""
+        """`body.onnx`, and `body.plugin.onnx` for plugins; beside the checkpoint with a prefix."""
         suffix = "" if form == PORTABLE else f".{form}"
-        return f"{_prefix(self.target, self.beside)}{graph}{suffix}.onnx"
-
-
-def _prefix(target: Path, beside: Path | None) -> str:
-    return f"{target.absolute().name}." if beside else ""
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+        return f"{prefix(self.target) if self.beside else ''}{graph}{suffix}.onnx"

@@ -88,9 +88,9 @@ def write_golden(
     with whole_or_nothing(target, "The golden folder") as work, G_LOGGER.verbosity(G_LOGGER.CRITICAL):
         found = recorder.run(work)
         with placing.written(work) as graphs:
-            readme = commands.page(manifest, target, graphs, found)
+            readme = commands.page(manifest, placing.beside, graphs, found)
             (work / "README.md").write_text(readme, encoding="utf-8")
-            for script, name in ((compare_script, "compare.py"), (tf32_script, commands.NO_TF32)):
+            for script, name in ((compare_script, commands.SCRIPT), (tf32_script, commands.NO_TF32)):
                 shutil.copyfile(str(script.__file__), work / name)
             _write_facts(work, manifest, options, found.steps)
     return Written(target, graphs, readme)

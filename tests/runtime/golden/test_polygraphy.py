@@ -19,6 +19,7 @@ import pytest
 from flashnext.export.graphs.bundle import write_beside
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.cli.main import main
+from flashnext.runtime.golden.beside import prefix
 from flashnext.runtime.golden.folder import file_of
 from flashnext.runtime.golden.write import GoldenOptions, Written, write_golden
 
@@ -32,26 +33,23 @@ def lines_of(readme: str, wanted: str) -> list[list[str]]:
     return [words for words in commands if wanted in words]
 
 
-def polygraphy(*words: str, **environment: str) -> tuple[int, str]:
-    """Exit code and output."""
+def polygraphy(*words: str, folder: Path | None = None, **environment: str) -> tuple[int, str]:
+    """Exit code and output, run in a folder."""
     merged = {**os.environ, **environment}
-    done = subprocess.run([POLYGRAPHY, *words], capture_output=True, text=True, check=False, env=merged)
+    done = subprocess.run([POLYGRAPHY, *words], capture_output=True, text=True, check=False, env=merged, cwd=folder)
     return done.returncode, done.stdout + done.stderr
 
 
 def changed(folder: Path, written: Written, graph: str, old: str, new: str, number: int) -> list[str]:
-    """A command line on a copy of the golden files in which one saved output is another output's array."""
-    shutil.copytree(written.folder / graph, folder / graph)
-    for name in ("compare.py", "golden.json"):
-        shutil.copyfile(written.folder / name, folder / name)
+    """A command line for a copy of the golden files in which one saved output is another output's array."""
+    shutil.copytree(written.folder, folder, ignore=shutil.ignore_patterns("raw", "body"), dirs_exist_ok=True)
     path = file_of(folder, graph, "outputs", number)
     content = json.loads(path.read_text())
     outputs = content["lst"][0][1][0]["outputs"]
     outputs[old] = outputs[new]
     path.write_text(json.dumps(content))
-    (line,) = [words for words in lines_of(written.readme, "--onnxrt") if f"{written.folder}/{graph}.onnx" in words]
-    return [word.replace(f"{written.folder}/{graph}/", f"{folder}/{graph}/").replace(
-        f"{written.folder}/compare.py", f"{folder}/compare.py") for word in line]  # fmt: skip
+    (line,) = [words for words in lines_of(written.readme, "--onnxrt") if f"{graph}.onnx" in words]
+    return line
 
 
 SLOW = pytest.mark.slow
@@ -64,8 +62,8 @@ def test_every_graph_agrees_with_the_saved_outputs(written: Written, graph: str)
     """The lines of README.md as they stand: states, sites and outputs of all steps, in ONNX Runtime."""
     lines = lines_of(written.readme, "--onnxrt")
     assert len(lines) == len(written.graphs)
-    (line,) = [words for words in lines if str(written.graphs[graph]["portable"]) in words]
-    code, output = polygraphy(*line[1:])
+    (line,) = [words for words in lines if f"{graph}.onnx" in words]
+    code, output = polygraphy(*line[1:], folder=written.folder)
     assert code == 0, output[-2000:]
     assert "Pass Rate: 100.00%" in output
 
@@ -73,7 +71,7 @@ def test_every_graph_agrees_with_the_saved_outputs(written: Written, graph: str)
 def test_a_changed_output_fails_and_its_module_is_named(written: Written, tmp_path: Path) -> None:
     site = "mtp.layers.0.mlp_hyper_connection"
     _, *words = changed(tmp_path, written, "mtp_draft", f"{site}.y", "mtp.hyper_connection_mixer.y", 0)
-    code, output = polygraphy(*words)
+    code, output = polygraphy(*words, folder=tmp_path)
     assert code == 1
     assert f"DIFFERS: {site}.y" in output
     assert "Look at mtp.layers.0.self_attn." in output
@@ -82,7 +80,7 @@ def test_a_changed_output_fails_and_its_module_is_named(written: Written, tmp_pa
 def test_a_changed_state_fails(written: Written, tmp_path: Path) -> None:
     keys, values = (f"mtp.layers.0.{kind}_state_out" for kind in ("key", "value"))
     _, *words = changed(tmp_path, written, "mtp_draft", keys, values, 0)
-    code, output = polygraphy(*words)
+    code, output = polygraphy(*words, folder=tmp_path)
     assert code == 1
     assert f"DIFFERS: {keys}" in output
 
@@ -108,24 +106,45 @@ def test_beside_form(random_bundle: Path, random_checkpoint: Path, tmp_path: Pat
         assert "lm_head.weight" in output or "head.onnx" in path.name
 
 
-def test_graphs_beside_the_checkpoint(
-    random_bundle: Path, random_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without --copy-weights nothing is copied: the graphs point into the shards, and lie next to them."""
+@pytest.fixture
+def own_bundle(random_bundle: Path, random_checkpoint: Path, tmp_path: Path) -> Path:
+    """A bundle whose checkpoint, `checkpoint` beside it, may be written to."""
     manifest = Manifest.read(random_bundle)
     checkpoint = Path(shutil.copytree(random_checkpoint, tmp_path / "checkpoint"))
     bundle = Path(shutil.copytree(random_bundle, tmp_path / "bundle"))
     moved = dataclasses.replace(manifest.checkpoint, path=str(checkpoint), common_parent=str(checkpoint))
     dataclasses.replace(manifest, checkpoint=moved).write(bundle)
-    assert main(["golden", str(bundle), "--out", str(tmp_path / "golden")]) == 0
+    return bundle
+
+
+def test_graphs_beside_the_checkpoint(own_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --copy-weights nothing is copied: the graphs point into the shards, and lie next to them.
+
+    Carried elsewhere, both are found again by the one line that names the checkpoint.
+    """
+    checkpoint = tmp_path / "checkpoint"
+    assert main(["golden", str(own_bundle), "--out", str(tmp_path / "golden")]) == 0
     readme = capsys.readouterr().out
+    start = prefix(tmp_path / "golden")
+    assert re.fullmatch(r"golden-[0-9a-f]{8}\.", start)
     assert {f.name for f in checkpoint.glob("*.onnx")} == {
-        f"golden.{graph}{form}.onnx" for graph in manifest.graphs for form in ("", ".plugin", ".rtx")
+        f"{start}{graph}{form}.onnx" for graph in Manifest.read(own_bundle).graphs for form in ("", ".plugin", ".rtx")
     }
     assert list((tmp_path / "golden").rglob("*.safetensors")) == []
-    (line,) = [w for w in lines_of(readme, "--onnxrt") if str(checkpoint / "golden.mtp_draft.onnx") in w]
-    code, output = polygraphy(*line[1:])
-    assert code == 0, output[-2000:]
+    assert readme.count(str(tmp_path)) == readme.count(f"CHECKPOINT={checkpoint} ") == 1
+
+    away = tmp_path / "carried away"
+    away.mkdir()
+    checkpoint.rename(away / "weights")
+    (tmp_path / "golden").rename(away / "golden")
+    line = re.search(
+        rf"^polygraphy .*{re.escape(start)}mtp_draft\.onnx --onnxrt(.|\n)*?(?=\n\n|```)", readme, re.MULTILINE
+    )
+    assert line is not None
+    script = f"set -eu\nCHECKPOINT={shlex.quote(str(away / 'weights'))}\n{line[0]}"
+    path = f"{Path(POLYGRAPHY).parent}:{os.environ['PATH']}"
+    done = subprocess.run(["sh", "-c", script], cwd=away / "golden", env={**os.environ, "PATH": path}, check=False)
+    assert done.returncode == 0
 
 
 def test_plugin_graphs_have_plugin_nodes_and_their_weights_inside(written: Written) -> None:
@@ -162,7 +181,7 @@ def test_lines_for_tensorrt_are_understood(written: Written, tmp_path: Path) -> 
     plain = [words for words in lines if words[0] == "polygraphy"]
     assert len(plain) == len(written.graphs)
     for number, (_, *words) in enumerate(plain):
-        code, output = polygraphy(*words, "--gen-script", str(tmp_path / f"{number}.py"))
+        code, output = polygraphy(*words, "--gen-script", str(tmp_path / f"{number}.py"), folder=written.folder)
         assert code == 0, output
     text = (tmp_path / "1.py").read_text()
     assert ".add('logit_rows', min=[2], opt=[2], max=[48])" in text
@@ -175,7 +194,7 @@ def test_lines_for_trtexec_name_files_of_the_right_sizes(written: Written) -> No
     block = written.readme.split("## trtexec")[1]
     (first, *_) = [line for line in block.replace("\\\n", " ").splitlines() if line.startswith("trtexec")]
     words = dict(word.removeprefix("--").split("=", 1) for word in shlex.split(first)[1:] if "=" in word)
-    model = onnx.load(words["onnx"], load_external_data=False)
+    model = onnx.load(written.folder / words["onnx"], load_external_data=False)
     shapes = dict(part.split(":") for part in words["shapes"].split(","))
     files = dict(part.split(":", 1) for part in words["loadInputs"].split(","))
     assert set(files) == {value.name for value in model.graph.input}
@@ -183,7 +202,7 @@ def test_lines_for_trtexec_name_files_of_the_right_sizes(written: Written) -> No
         dims = [d.dim_value for d in value.type.tensor_type.shape.dim]
         sizes = [int(n) for n in shapes[value.name].split("x")] if value.name in shapes else dims
         assert all(fixed in (0, size) for fixed, size in zip(dims, sizes, strict=True))
-        assert Path(files[value.name]).stat().st_size == math.prod(sizes) * 4
+        assert (written.folder / files[value.name]).stat().st_size == math.prod(sizes) * 4
 
 
 @pytest.fixture
@@ -200,12 +219,12 @@ def test_tensorrt_for_rtx_builds_the_graph(written: Written, tmp_path: Path, rtx
     """`polygraphy convert` with the shapes and the script of the README's line, without a GPU; TF32 is off."""
     lines = [words for words in lines_of(written.readme, "--trt") if words[0] == "POLYGRAPHY_USE_TENSORRT_RTX=1"]
     assert len(lines) == 3 * 3 + 1
-    words = next(words for words in lines if str(written.graphs["head"]["rtx"]) in words)[3:]
+    words = next(words for words in lines if "head.rtx.onnx" in words)[3:]
     end = words.index("--load-inputs")
     plan = tmp_path / "head.plan"
     options = [word for word in words[:end] if word != "--trt"]
     wanted = ["--convert-to", "trt", "--compute-capabilities", "12.0", "-o", str(plan)]
-    code, output = polygraphy("convert", *options, *wanted, **rtx_by_its_name)
+    code, output = polygraphy("convert", *options, *wanted, folder=written.folder, **rtx_by_its_name)
     assert code == 0, output[-2000:]
     assert "TF32" not in output
     assert plan.stat().st_size > 0
