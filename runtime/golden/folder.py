@@ -6,7 +6,7 @@
     <graph>/outputs/0000000000.json what it gives: Polygraphy's RunResults of one iteration
 
 Polygraphy takes a folder of such files for the iterations of one run. The folder is data from strangers: `Golden`
-checks it against the bundle, whose manifest says the dtype and shape of everything.
+checks it against the bundle, whose manifest says the dtype and shape of everything, and follows no link inside of it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,21 @@ def file_of(folder: Path, graph: str, kind: str, number: int) -> Path:
     return folder / graph / kind / f"{number:010d}.json"
 
 
+def refuse_links(folder: Path, path: Path) -> None:
+    """Refuse a file of the folder that is somewhere else: what a link shows belongs to whoever reads, not to the files.
+
+    Raises:
+        GoldenError: the file, or a folder on the way to it, is a symbolic link.
+    """
+    inside = path.relative_to(folder).parts
+    for place in (folder.joinpath(*inside[:depth]) for depth in range(1, len(inside) + 1)):
+        if place.is_symlink():
+            raise GoldenError(
+                f"{place} is a symbolic link; golden files lie in their own folder. "
+                "Write it again with `flashnext golden`, or copy the folder with `cp -rL`."
+            )
+
+
 def shaped(specs: Iterable[TensorSpec], step: Step) -> Shaped:
     """Tensors of a step by name, with their sizes."""
     sizes = {"B": len(step.new_len), "S": step.tokens, "N": int(step.valid.sum())}
@@ -70,6 +85,7 @@ class Golden:
         if not path.is_file():
             raise GoldenError(f"{folder} holds no golden files (no {FILE_NAME}). Make them with: flashnext golden "
                               f"BUNDLE --out {folder}")  # fmt: skip
+        refuse_links(Path(folder), path)
         facts = read_json_object(path, GoldenError, "golden files", MAX_BYTES)
         if facts.get("format_version") != FORMAT_VERSION:
             raise GoldenError(
@@ -119,6 +135,7 @@ class Golden:
         self, graph: str, number: int, step: Step, kind: str, there: Iterable[TensorSpec], wanted: Iterable[TensorSpec]
     ) -> dict[str, Array]:
         path = file_of(self.folder, graph, kind, number)
+        refuse_links(self.folder, path)
         content = arrays.read_text(path, shaped(there, step))
         try:
             values = content[0] if kind == "inputs" else content["lst"][0][1][0]["outputs"]
