@@ -7,13 +7,14 @@
 #include <type_traits>
 
 #include "abi.h"
-#include "common/memory.h"
+#include "common/weights.h"
 
 namespace flashnext {
 namespace ngram_rows {
 namespace {
 
 constexpr int kThreads = 320;
+constexpr int kBlocks = 2;  // of a multiprocessor: left alone, ptxas saves registers for more and spills
 constexpr int kMaxHeads = 64;
 constexpr int kLoads = 4;  // of a thread, in flight together
 
@@ -39,12 +40,41 @@ __device__ __forceinline__ int64_t row_of(const NgramRowsParams& p, int sequence
   return (rest < 0 ? rest + size : rest) + wide(p.head_offsets + 2 * head);
 }
 
-template <class T, class O>
-__device__ __forceinline__ void write(O* out, const Packed<T>& packed, float scale) {
-  if constexpr (std::is_same_v<T, O>) {
-    store_packed(out, packed);
+// Eight columns of a row as the table has them, kept packed until all of a thread's have been asked for.
+template <class T>
+struct Part {
+  Packed<T> packed;
+};
+template <>
+struct Part<Float4E2M1> {
+  uint32_t codes;
+  float scale;
+};
+
+template <class T>
+__device__ __forceinline__ Part<T> load_part(const NgramRowsParams& p, int64_t row, int part) {
+  if constexpr (std::is_same_v<T, Float4E2M1>) {
+    const int64_t at = row * (p.columns / kChunk) + part;  // the group's scale is that of two parts
+    const auto* scales = static_cast<const Float8E4M3*>(p.row_scales);
+    return {uint32_t(load(static_cast<const int32_t*>(p.table) + at)), load(scales + at / 2)};
   } else {
-    Chunk chunk = unpack(packed);
+    return {load_packed(static_cast<const T*>(p.table) + row * p.columns + part * kChunk)};
+  }
+}
+
+template <class T, class O>
+__device__ __forceinline__ void write(O* out, const Part<T>& part, float scale) {
+  if constexpr (std::is_same_v<T, O>) {
+    store_packed(out, part.packed);
+  } else {
+    Chunk chunk;
+    if constexpr (std::is_same_v<T, Float4E2M1>) {
+      scale *= part.scale;
+      UNROLL
+      for (int i = 0; i < kChunk; i++) chunk.at[i] = from_e2m1(part.codes >> (4 * i));
+    } else {
+      chunk = unpack(part.packed);
+    }
     UNROLL
     for (int i = 0; i < kChunk; i++) chunk.at[i] *= scale;
     store_chunk(out, chunk);
@@ -53,7 +83,7 @@ __device__ __forceinline__ void write(O* out, const Packed<T>& packed, float sca
 
 // grid: (steps, batch)
 template <class T, class O>
-__global__ void __launch_bounds__(kThreads) gather(NgramRowsParams p) {
+__global__ void __launch_bounds__(kThreads, kBlocks) gather(NgramRowsParams p) {
   SHARED_ARRAY(int64_t, rows, [kMaxHeads]);
   allow_next_launch();
   wait_for_previous_launch();
@@ -65,18 +95,17 @@ __global__ void __launch_bounds__(kThreads) gather(NgramRowsParams p) {
   }
   for (int head = threadIdx.x; head < p.heads; head += kThreads) rows[head] = row_of(p, sequence, step, head);
   __syncthreads();
-  const T* const table = static_cast<const T*>(p.table);
   for (int start = threadIdx.x; start < all; start += kLoads * kThreads) {
-    Packed<T> packed[kLoads];
+    Part<T> loaded[kLoads];
     UNROLL
     for (int j = 0; j < kLoads; j++) {
       const int i = start + j * kThreads;
-      if (i < all) packed[j] = load_packed(table + rows[i / parts] * p.columns + i % parts * kChunk);
+      if (i < all) loaded[j] = load_part<T>(p, rows[i / parts], i % parts);
     }
     UNROLL
     for (int j = 0; j < kLoads; j++) {
       const int i = start + j * kThreads;
-      if (i < all) write<T, O>(out + int64_t(i) * kChunk, packed[j], p.scale);
+      if (i < all) write<T, O>(out + int64_t(i) * kChunk, loaded[j], p.scale);
     }
   }
 }
@@ -93,7 +122,13 @@ int64_t workspace_bytes(const NgramRowsParams&) { return 0; }
 
 Status launch(const NgramRowsParams& p) {
   using namespace ngram_rows;
-  if (p.columns % kChunk) return rejected("NgramRows: columns must be a multiple of eight");
+  const bool packed = p.T == kUInt8;
+  if (p.columns % (packed ? kScaleGroup : kChunk)) {
+    return rejected("NgramRows: columns must be a multiple of eight (NVFP4: 16)");
+  }
+  if (p.columns_stored != p.columns / (packed ? 2 : 1) || packed != (p.row_scales != nullptr)) {
+    return rejected("NgramRows: NVFP4 tables, and no others, have half as many bytes as columns, and row scales");
+  }
   if (p.size < 2 || p.before < p.size - 1 || p.heads < 1 || p.heads > kMaxHeads || p.heads % (p.size - 1)) {
     return rejected("NgramRows: 1 to 64 heads in equal parts for 2 to `size` tokens, with size - 1 tokens of context");
   }
@@ -103,6 +138,8 @@ Status launch(const NgramRowsParams& p) {
   if (p.T == kFloat32 && p.O == kFloat32) return launch_formats<Float32, Float32>(p);
   if (p.T == kFloat8E4M3 && p.O == kBFloat16) return launch_formats<Float8E4M3, BFloat16>(p);
   if (p.T == kFloat8E4M3 && p.O == kFloat32) return launch_formats<Float8E4M3, Float32>(p);
+  if (p.T == kUInt8 && p.O == kBFloat16) return launch_formats<Float4E2M1, BFloat16>(p);
+  if (p.T == kUInt8 && p.O == kFloat32) return launch_formats<Float4E2M1, Float32>(p);
   return rejected("NgramRows: no kernel for these formats");
 }
 

@@ -14,7 +14,14 @@ from flashnext.runtime.ngram import HostRows
 from flashnext.runtime.ngram_table import NgramTable
 
 EOS = 7
-NUMPY = {torch.float32: np.float32, torch.bfloat16: ml_dtypes.bfloat16, torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn}
+NUMPY = {
+    torch.float32: np.float32,
+    torch.bfloat16: ml_dtypes.bfloat16,
+    torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn,
+    torch.uint8: np.uint8,
+}
+FORMS = {torch.float8_e4m3fn: "fp8", torch.uint8: "nvfp4"}
+GROUP = 16
 
 
 def ngram_rows_case(
@@ -28,27 +35,32 @@ def ngram_rows_case(
     out: torch.dtype = torch.bfloat16,
     seed: int = 0,
 ) -> Case:
-    """Random tokens with eos among them, ragged lengths, a table whose heads have different sizes."""
+    """Random tokens with eos among them, ragged lengths, a table whose heads have different sizes. uint8: NVFP4."""
     rng = np.random.default_rng(seed)
     heads = (size - 1) * per_order
     sizes = [int(n) for n in rng.integers(3, 200, heads)]
     offsets = np.cumsum([0, *sizes[:-1]]).tolist()
     multipliers = tuple(int(m) for m in rng.integers(-(2**62), 2**62, size))
-    codes = _codes(rng, sum(sizes) + 3, columns, table)
-    scale = 0.37 if table == torch.float8_e4m3fn else 1.0
+    form = FORMS.get(table, "plain")
+    count = sum(sizes) + 3
+    codes = _codes(rng, count, columns // 2 if form == "nvfp4" else columns, table)
+    row_scales = [_codes(rng, count, columns // GROUP, torch.float8_e4m3fn, signed=False)] if form == "nvfp4" else []
+    scale = 1.0 if form == "plain" else 0.37
     spec = NgramSpec(
-        1, "x", multipliers, tuple(sizes), tuple(offsets), per_order, EOS, columns, len(codes), ("s",),
-        "fp8" if scale != 1 else "plain", "scale" if scale != 1 else "",
+        1, "x", multipliers, tuple(sizes), tuple(offsets), per_order, EOS, columns, count, ("s",),
+        form, "" if form == "plain" else "scale", ("r",) * len(row_scales),
     )  # fmt: skip
     tokens = rng.integers(0, 20, (batch, steps)).astype(np.int32)
     context = rng.integers(0, 20, (batch, size - 1)).astype(np.int32)
     new_len = rng.integers(0, steps + 1, batch).astype(np.int32)
     dtype = str(out).removeprefix("torch.")
-    rows = HostRows(spec, NgramTable(spec, [codes], dtype, scale=scale), dtype, native=False)
+    rows = HostRows(spec, NgramTable(spec, [codes], dtype, row_scales, scale), dtype, native=False)
     expected = rows.rows(tokens, context, new_len)
     rows.close()
     values: dict[str, Any] = {
         "table": _to_torch(codes, table),
+        "row_scales": _to_torch(row_scales[0], torch.float8_e4m3fn) if row_scales else None,
+        "columns": columns,
         "token_ids": torch.from_numpy(tokens),
         "context": torch.from_numpy(context),
         "new_len": torch.from_numpy(new_len),
@@ -67,11 +79,13 @@ def pairs(numbers: Any) -> torch.Tensor:
     return torch.from_numpy(np.array(numbers, "<i8").view("<i4").reshape(-1, 2).copy())
 
 
-def _codes(rng: np.random.Generator, rows: int, columns: int, dtype: torch.dtype) -> Any:
-    """Random rows; E4M3 of every code but the two that are NaN."""
+def _codes(rng: np.random.Generator, rows: int, columns: int, dtype: torch.dtype, signed: bool = True) -> Any:
+    """Random rows; E4M3 of every code but the two that are NaN, and bytes of all codes."""
+    if dtype == torch.uint8:
+        return rng.integers(0, 256, (rows, columns)).astype(np.uint8)
     if dtype != torch.float8_e4m3fn:
         return rng.normal(size=(rows, columns)).astype(NUMPY[dtype])
-    codes = rng.integers(0, 0x7F, (rows, columns)) | rng.integers(0, 2, (rows, columns)) << 7
+    codes = rng.integers(0, 0x7F, (rows, columns)) | rng.integers(0, 1 + signed, (rows, columns)) << 7
     return codes.astype(np.uint8).view(NUMPY[dtype])
 
 

@@ -12,8 +12,8 @@ from ngram_rows_case import ngram_rows_case, pairs
 from flashnext.export.errors import PluginError
 from flashnext.plugins.host_library import Execution, HostKernels
 
-F32, BF16, E4M3 = torch.float32, torch.bfloat16, torch.float8_e4m3fn
-FORMATS = [(BF16, BF16), (BF16, F32), (F32, F32), (E4M3, BF16), (E4M3, F32)]
+F32, BF16, E4M3, NVFP4 = torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint8
+FORMATS = [(BF16, BF16), (BF16, F32), (F32, F32), (E4M3, BF16), (E4M3, F32), (NVFP4, BF16), (NVFP4, F32)]
 
 
 def check(kernels: HostKernels, **settings: object) -> None:
@@ -42,6 +42,7 @@ def test_rows_equal_the_hosts(
     formats: tuple[torch.dtype, torch.dtype],
     seed: int,
 ) -> None:
+    columns = max(columns, 16) if formats[0] == NVFP4 else columns
     sizes = {"batch": batch, "steps": steps, "size": size, "per_order": per_order, "columns": columns}
     check(kernels, **sizes, table=formats[0], out=formats[1], seed=seed)
 
@@ -102,6 +103,14 @@ def test_rows_are_read_once(kernels: HostKernels) -> None:
 def test_what_it_cannot_do_is_refused(kernels: HostKernels, changes: dict[str, object], message: str) -> None:
     with pytest.raises(PluginError, match=message):
         ngram_rows_case(**{"batch": 1, "steps": 1, **changes}).run(kernels)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("table", [E4M3, NVFP4])
+def test_row_scales_are_those_of_nvfp4(kernels: HostKernels, table: torch.dtype) -> None:
+    values = ngram_rows_case(batch=1, steps=1, columns=32, table=table).values
+    values["row_scales"] = torch.ones(len(values["table"]), 2).to(E4M3) if table == E4M3 else None
+    with pytest.raises(PluginError, match="NVFP4 tables, and no others, have half as many bytes as columns, and row"):
+        kernels.launch("ngram_rows", values)
 
 
 def test_numbers_of_64_bits() -> None:
