@@ -60,6 +60,12 @@ class ReportError(FlashNextError):
     """A report that cannot be written where it should go."""
 
 
+NO_THREADS = (
+    "The system gives this process no more threads or processes. Ask for fewer with --threads, end other programs, "
+    "or raise the limit: ulimit -u, or what a container or service sets (pids.max, TasksMax)."
+)
+
+
 @contextmanager
 def message_at_exit() -> Iterator[None]:
     """For a script: what its user can mend ends it with the message alone and exit code 2."""

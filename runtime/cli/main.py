@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from flashnext.export.errors import FlashNextError
+from flashnext.export.errors import NO_THREADS, FlashNextError
 from flashnext.runtime.cli import bench, build, calibrate, export, golden, info, plugins, residual, run, validate
 from flashnext.runtime.cli.parser import Parser, UsageError, check_command, check_leftovers
 
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _dispatch(words)
         sys.stdout.flush()  # a broken pipe shows here, not while the interpreter exits
         return code
-    except (FlashNextError, OSError, ModuleNotFoundError) as error:
+    except (FlashNextError, OSError, ModuleNotFoundError, RuntimeError) as error:
         return _report(error, verbose="--verbose" in words)
     except KeyboardInterrupt:
         print("\nflashnext: interrupted", file=sys.stderr)
@@ -159,11 +159,20 @@ def _message(error: Exception) -> str | None:
         package = (error.name or "").split(".")[0]
         extra = EXTRAS.get(package)
         return extra and f"This needs the package {package}. Install it with: pip install 'flashnext-trt[{extra}]'"
+    if _lacks_threads(error):
+        return NO_THREADS
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}. Check that the path exists and that you may use it."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         return f"The output cannot be written ({error.strerror}). Make room, or send it elsewhere."
     return None
+
+
+def _lacks_threads(error: Exception) -> bool:
+    """Whether the system refused a thread, or a process (a fork's error names no file)."""
+    if isinstance(error, OSError):
+        return error.filename is None and error.strerror == os.strerror(errno.EAGAIN)
+    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime as ort
 
 from flashnext.export.checkpoint.reader import Checkpoint
-from flashnext.export.errors import EngineError
+from flashnext.export.errors import NO_THREADS, EngineError
 from flashnext.export.files import plain
 from flashnext.export.graphs.manifest import GraphSpec, Manifest, TensorSpec
 from flashnext.runtime.engines.base import MOST_THREADS, Array, numpy_dtype
@@ -60,6 +60,8 @@ class OnnxRuntimeEngine:
         except EngineError:
             raise
         except Exception as cause:
+            if "pthread_create failed" in str(cause):
+                raise EngineError(f"ONNX Runtime cannot load {path}. {NO_THREADS}") from cause
             reason = plain(str(cause).splitlines()[0]).rstrip(".")
             raise EngineError(f"ONNX Runtime cannot load {path}: {reason}. Export the bundle again.") from cause
         _check_ports(self.spec, self._session, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,7 @@ def test_interruption_inside_code_of_a_string_ends_with_130(tmp_path: Path) -> N
         (ModuleNotFoundError("No module named 'onnx.helper'", name="onnx.helper"), "the package onnx. Install it"),
         (PermissionError(13, "Permission denied", "bundle"), "bundle: Permission denied"),
         (OSError(28, "No space left on device"), "cannot be written (No space left on device). Make room"),
+        (BlockingIOError(11, "Resource temporarily unavailable"), "no more threads or processes. Ask for fewer"),
         (FlashNextError("one\n  - two"), "one\n  - two"),
     ],
 )
@@ -136,6 +138,27 @@ def test_error_becomes_a_message(
 ) -> None:
     monkeypatch.setattr(info, "execute", _failing(error))
     assert words in error_of(["info", "x"], capsys)
+
+
+def test_no_more_threads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stack that no address space holds makes the system refuse a thread, as a limit on their number does."""
+
+    def execute(_: object) -> int:
+        before = threading.stack_size(1 << 47)
+        try:
+            threading.Thread(target=print).start()
+        finally:
+            threading.stack_size(before)
+        return 0
+
+    monkeypatch.setattr(info, "execute", execute)
+    assert "no more threads or processes. Ask for fewer with --threads" in error_of(["info", "x"], capsys)
+
+
+def test_another_runtime_error_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info, "execute", _failing(RuntimeError("fault")))
+    with pytest.raises(RuntimeError, match="fault"):
+        main(["info", "x"])
 
 
 def test_module_that_no_extra_brings_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
