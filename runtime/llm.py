@@ -24,8 +24,8 @@ from flashnext.export.errors import EngineError, RequestError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime import scoring
 from flashnext.runtime.chat import ChatTemplate, Message
+from flashnext.runtime.counts import MOST_BYTES, check_count, check_threads
 from flashnext.runtime.decode_loop import CLOSED, DecodeLoop, Watch
-from flashnext.runtime.engines.base import MOST_THREADS
 from flashnext.runtime.engines.engine_set import EngineOptions
 from flashnext.runtime.model_runner import ModelRunner
 from flashnext.runtime.outputs import Piece, RequestOutput
@@ -38,7 +38,6 @@ from flashnext.runtime.speculation import drafters_of
 from flashnext.runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
-MOST_COUNT, MOST_BYTES = (1 << 31) - 1, 1 << 50
 
 
 class LLM:
@@ -80,18 +79,13 @@ class LLM:
         **engine_options: Any,
     ) -> None:
         manifest = Manifest.read(bundle)
-        counts = {
-            "threads": threads,
-            "prefill_chunk": prefill_chunk,
-            "max_batch": max_batch,
-            "max_waiting": max_waiting,
-        }
-        for name, value in counts.items():
-            if value is not None or name == "prefill_chunk":
-                _check_count(name, value, MOST_THREADS if name == "threads" else MOST_COUNT)
-        for name, value in {"prefix_cache_bytes": prefix_cache_bytes, "ngram_cache_bytes": ngram_cache_bytes}.items():
-            if value != 0:
-                _check_count(name, value, MOST_BYTES)
+        check_threads(threads)
+        check_count("prefill_chunk", prefill_chunk)
+        for name, limit in {"max_batch": max_batch, "max_waiting": max_waiting}.items():
+            if limit is not None:
+                check_count(name, limit)
+        for name, size in {"prefix_cache_bytes": prefix_cache_bytes, "ngram_cache_bytes": ngram_cache_bytes}.items():
+            check_count(name, size, MOST_BYTES, least=0)
         self._scheduler = Scheduler(
             manifest.slots, manifest.window, prefill_chunk, max_batch, max_waiting, self._restore
         )
@@ -139,6 +133,8 @@ class LLM:
         `watch` is told, after every step, how many tokens of the prompt have been run.
         """
         self._open_runner()
+        if watch is not None and not callable(watch):
+            raise RequestError(f"watch must be a function of one number, or None; found {watch!r:.80}.")
         (wishes,) = _params(params, 1)
         return self._loop.stream(self._request(prompt, wishes), watch)
 
@@ -232,11 +228,6 @@ class LLM:
         if self.tokenizer is None:
             raise RequestError("The bundle has no tokenizer.json; give the prompt as a list of token ids.")
         return Request(self.manifest, self.tokenizer.encode(prompt), params, self.tokenizer, prompt)
-
-
-def _check_count(name: str, value: Any, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise RequestError(f"{name} = {value!r:.80} must be a whole number from 1 to {most:,}, or be left out.")
 
 
 def _prompts(prompts: Any) -> list[Prompt]:

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from flashnext.runtime.cli.parser import Commands, Parser, check_folder, whole_number
+from flashnext.runtime.engines.base import MOST_THREADS
 
 DESCRIPTION = """\
 Run the PyTorch model on seeded steps and save what every graph takes and gives, states included, as JSON of Polygraphy.
@@ -43,7 +44,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     add("--tokens", type=whole_number(1), default=0, metavar="N", help="length of the prefill (default: short)")
     add("--seed", type=whole_number(0), default=0, metavar="N", help="of the random tokens (default: 0)")
     add("--checkpoint", metavar="FOLDER", help="where the weights are, if they have moved")
-    add("--threads", type=whole_number(1, 1024), metavar="N", help="threads of PyTorch (default: all cores)")
+    add("--threads", type=whole_number(1, MOST_THREADS), metavar="N", help="threads of PyTorch (default: all cores)")
     return parser
 
 

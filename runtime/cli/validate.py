@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from flashnext.runtime.cli.engine_options import PROVIDER, add_plan_options, provider
 from flashnext.runtime.cli.parser import Commands, Parser, UsageError, check_folder, number, whole_number
 from flashnext.runtime.cli.table import render
+from flashnext.runtime.engines.base import MOST_THREADS
 
 if TYPE_CHECKING:
     from flashnext.runtime.validation.comparison import OutputError, Report
@@ -60,7 +61,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     add("--tokens", type=whole_number(1), default=0, help="length of the prefill (default: short)")
     add("--tolerance", type=number, help=TOLERANCE_HELP)
     add("--seed", type=whole_number(0), default=0, help="of the random tokens (default: 0)")
-    add("--threads", type=whole_number(1, 1024), help="threads of the engines (default: all cores)")
+    add("--threads", type=whole_number(1, MOST_THREADS), help="threads of the engines (default: all cores)")
     add("--provider", action="append", type=provider, dest="providers", metavar="NAME[:OPTION=VALUE,…]", help=PROVIDER)
     add("--json", action="store_true", help="print one JSON object")
     return parser

@@ -15,6 +15,7 @@ from typing import Any
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import EngineError, RequestError
 from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime.counts import check_threads
 from flashnext.runtime.engines import open_engine
 from flashnext.runtime.engines.base import Engine
 from flashnext.runtime.states import allocate_states
@@ -44,6 +45,7 @@ class EngineOptions:
     """tensorrt, tensorrt-rtx: where the experts' weights are: "device", or "host" (pinned, read over PCIe)."""
 
     def __post_init__(self) -> None:
+        check_threads(self.threads)
         if self.expert_memory not in EXPERT_MEMORY:
             raise RequestError(f"expert_memory = {self.expert_memory!r:.40} must be one of {', '.join(EXPERT_MEMORY)}.")
 

@@ -22,6 +22,7 @@ from polygraphy.logger import G_LOGGER
 from flashnext.export.errors import GoldenError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.export.graphs.whole_folder import whole_or_nothing
+from flashnext.runtime.counts import check_threads
 from flashnext.runtime.golden import commands, compare_script, folder, tf32_script
 from flashnext.runtime.golden.placing import Placing
 from flashnext.runtime.golden.recorder import Recorder
@@ -97,6 +98,7 @@ def write_golden(
 
 
 def _check(manifest: Manifest, options: GoldenOptions) -> None:
+    check_threads(options.threads)
     ports = [t for graph in manifest.graphs.values() for t in graph.inputs if t.role != "weight"]
     if bad := next((t for t in ports if t.dtype not in STORABLE), None):
         raise GoldenError(

@@ -24,6 +24,7 @@ from polygraphy.logger import G_LOGGER
 from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import GraphSpec, Manifest
 from flashnext.export.progress import progress_bar
+from flashnext.runtime.counts import check_count, check_threads
 from flashnext.runtime.engines import open_engine
 from flashnext.runtime.engines.base import Array, Engine
 from flashnext.runtime.engines.engine_set import TENSORRT, EngineOptions, EngineSet, StepLimits, open_engines
@@ -43,6 +44,7 @@ from flashnext.runtime.weights import load_weights
 
 REFERENCE = "torch:reference"
 DRAFT_GRAPH = "mtp_draft"
+MOST_SEED = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,18 @@ class Wishes:
     engine_path: str | Path | None = None
     providers: Sequence[Any] | None = None
     plugins: str | Path | None = None
+
+    def check(self) -> None:
+        """Raise a RequestError for an option of an engine that takes no part."""
+        if self.providers and "onnxruntime" not in self.names:
+            raise RequestError(
+                "providers are for the engine onnxruntime, which takes no part. Name it, or leave them out."
+            )
+        if (self.engine_path or self.plugins) and not set(TENSORRT) & set(self.names):
+            named = "engine_path" if self.engine_path else "plugins"
+            raise RequestError(
+                f"{named} is for the engines {' and '.join(TENSORRT)}, which take no part. Name one, or leave it out."
+            )
 
 
 class Participants:
@@ -152,28 +166,18 @@ def validate(
         plugins: the plugin library of an engine of `tensorrt`, where it is not the one of this installation.
 
     Raises:
-        RequestError: options that contradict one another.
+        RequestError: numbers out of range, or options that contradict one another.
         GoldenError: saved outputs of another bundle, or damaged ones.
         BundleError, EngineError: the bundle or an engine cannot be used.
     """
-    if tolerance is not None and not 0 <= tolerance < np.inf:
-        raise RequestError(f"The tolerance {tolerance} must be a finite number, 0 or more.")
-    folder = Path(bundle)
-    manifest = Manifest.read(folder)
+    _check_numbers(tolerance, tokens, seed, threads)
+    manifest = Manifest.read(bundle)
     saved = None if golden is None else Golden.open(golden, manifest)
     names = _names(engine, reference, saved, per_layer)
-    if providers and "onnxruntime" not in names:
-        raise RequestError("providers are for the engine onnxruntime, which takes no part. Name it, or leave them out.")
-    if (engine_path or plugins) and not set(TENSORRT) & set(names):
-        named = "engine_path" if engine_path else "plugins"
-        raise RequestError(
-            f"{named} is for the engines {' and '.join(TENSORRT)}, which take no part. Name one, or leave it out."
-        )
     wishes = Wishes(names, saved, per_layer, threads, engine_path, providers, plugins)
-    participants = Participants(folder, manifest, checkpoint, wishes)
-    residual_in_fp8, cache_in_fp8 = manifest.residual_mode != "plain", manifest.kv_cache_dtype == "fp8"
-    allowed = FP8_TOLERANCE if residual_in_fp8 else TOLERANCES[manifest.dtype]
-    comparison = DeviationCompare(allowed if tolerance is None else tolerance, residual_in_fp8 or cache_in_fp8)
+    wishes.check()
+    comparison = _comparison(manifest, tolerance)
+    participants = Participants(Path(bundle), manifest, checkpoint, wishes)
     try:
         source = SavedSteps(saved) if saved else SeededSteps(manifest, tokens, seed, limits=participants.limits)
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL):  # the report says it all; Polygraphy would log to standard output
@@ -181,6 +185,22 @@ def validate(
     finally:
         participants.close()
     return _report(manifest, wishes, comparison)
+
+
+def _check_numbers(tolerance: float | None, tokens: int, seed: int, threads: int | None) -> None:
+    if tolerance is not None and not 0 <= tolerance < np.inf:
+        raise RequestError(f"The tolerance {tolerance} must be a finite number, 0 or more.")
+    check_count("tokens", tokens, least=0)
+    check_count("seed", seed, MOST_SEED, least=0)
+    check_threads(threads)
+
+
+def _comparison(manifest: Manifest, tolerance: float | None) -> DeviationCompare:
+    """What judges; rounding to 8 bits makes single errors large, so mean errors count where there is some."""
+    residual_in_fp8, cache_in_fp8 = manifest.residual_mode != "plain", manifest.kv_cache_dtype == "fp8"
+    if tolerance is None:
+        tolerance = FP8_TOLERANCE if residual_in_fp8 else TOLERANCES[manifest.dtype]
+    return DeviationCompare(tolerance, residual_in_fp8 or cache_in_fp8)
 
 
 def _names(

@@ -183,6 +183,8 @@ def test_parameters_and_life_cycle(random_bundle: Path, llm: LLM) -> None:
     for sequences in (5, None, "abc"):
         with pytest.raises(RequestError, match="Scores need a list of sequences"):
             llm.score(sequences)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="watch must be a function of one number, or None; found 'x'"):
+        llm.stream("a", watch="x")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="Every token of the vocabulary is a stop token"):
         llm.generate("a", SamplingParams(min_tokens=1, stop_token_ids=range(512)))
     for option in (
@@ -192,6 +194,10 @@ def test_parameters_and_life_cycle(random_bundle: Path, llm: LLM) -> None:
         {"prefill_chunk": 8.5},
         {"prefill_chunk": None},
         {"max_batch": "1"},
+        {"max_waiting": True},
+        {"ngram_cache_bytes": False},
+        {"ngram_cache_bytes": 0.0},
+        {"prefix_cache_bytes": False},
     ):
         with pytest.raises(RequestError, match=f"{next(iter(option))} = .* must be a whole number"):
             LLM(random_bundle, **option)  # type: ignore[arg-type]
