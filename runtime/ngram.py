@@ -151,9 +151,17 @@ class HostRows:
         return self._worker.submit(partial(self.rows, tokens.copy(), context.copy(), new_len.copy()))
 
     def rows(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any]) -> Array:
-        """The rows of one step, at once."""
-        if self._core is not None:
-            return self._core.rows(tokens, context, new_len, threads_for(tokens.size))
+        """The rows of one step, at once.
+
+        Raises:
+            CheckpointError: a file of the table has become shorter, or the table holds what is no scale.
+        """
+        with self.table.files:
+            if self._core is not None:
+                return self._core.rows(tokens, context, new_len, threads_for(tokens.size))
+            return self._plain_rows(tokens, context, new_len)
+
+    def _plain_rows(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any]) -> Array:
         heads, columns = len(self.spec.head_sizes), self.spec.columns
         valid = np.arange(tokens.shape[1]) < np.asarray(new_len)[:, None]
         out = np.zeros((*tokens.shape, heads, columns), self._dtype)

@@ -95,6 +95,11 @@ class TableMemory:
     def __post_init__(self) -> None:
         self.storage = "mapped" if self.kind == "mapped" else "resident"
 
+    @property
+    def in_files(self) -> bool:
+        """Whether the table is mapped, and not copied."""
+        return self.kind in ("mapped", "locked")
+
     def place(self, checkpoint: Checkpoint, names: Sequence[str]) -> list[Array]:
         """The named tensors, kept as this kind is.
 
@@ -102,7 +107,7 @@ class TableMemory:
             RequestError: the system refuses to lock or pin them.
             CheckpointError: a file cannot be read.
         """
-        if self.kind in ("huge", "pinned"):
+        if not self.in_files:
             return self._copied(checkpoint, names)
         arrays = [checkpoint.array(name) for name in names]
         for name, array in zip(names, arrays, strict=True):

@@ -17,6 +17,8 @@ from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import CheckpointError
 from flashnext.export.graphs.manifest import NgramSpec
 from flashnext.runtime.engines.base import Array, numpy_dtype
+from flashnext.runtime.mapped_files.file_rows import FileRows
+from flashnext.runtime.mapped_files.files import MappedFiles
 from flashnext.runtime.ngram_memory import TableMemory
 
 Ints = NDArray[np.int64]
@@ -36,11 +38,14 @@ class NgramTable:
         row_scales: Sequence[Array] = (),
         scale: float = 1.0,
         storage: str = "resident",
+        files: MappedFiles | None = None,
+        file_rows: FileRows | None = None,
     ) -> None:
         """`shards` are the table's parts [rows, columns] in order (NVFP4: [rows, columns / 2]), with their scales.
 
         `storage` says whether a row may have to be read from a file: "resident" (never), "mapped", or "mapped, untold"
-        (the system does not say which pages are in memory).
+        (the system does not say which pages are in memory). `files` are those that the parts are mapped from; with
+        `file_rows`, `gather` reads the rows from there by the parts' names.
 
         Raises:
             CheckpointError: parts that do not form the table, or a scale that is no scale.
@@ -48,6 +53,8 @@ class NgramTable:
         _check(spec, shards, row_scales, scale)
         self.spec = spec
         self.storage = storage
+        self.files = files or MappedFiles()
+        self._file_rows = file_rows
         self.dtype = numpy_dtype(dtype)
         self.shards = [number_formats.codes(s) for s in shards] if spec.form == "fp8" else list(shards)
         self.row_scales = [number_formats.codes(s) for s in row_scales]
@@ -71,7 +78,10 @@ class NgramTable:
         memory = memory or TableMemory()
         shards, row_scales = (memory.place(checkpoint, names) for names in (spec.shards, spec.row_scales))
         scale = float(checkpoint.array(spec.scale).astype(np.float32).item()) if spec.scale else 1.0
-        return cls(spec, shards, dtype, row_scales, scale, memory.storage)
+        in_files = names if memory.in_files else ()
+        files = MappedFiles.of(checkpoint).only(checkpoint.tensors[name].file for name in in_files)
+        file_rows = None if files.survive else FileRows(files, checkpoint.tensors)
+        return cls(spec, shards, dtype, row_scales, scale, memory.storage, files, file_rows)
 
     def gather(self, row_ids: Ints) -> Array:
         """Rows [len(row_ids), columns] in the graph's dtype: one indexed read per shard that is touched."""
@@ -83,17 +93,23 @@ class NgramTable:
         return out
 
     def _rows(self, shard: int, rows: Ints) -> Array:
-        stored: Array = self.shards[shard][rows]
+        stored = self._stored(self.spec.shards[shard], self.shards[shard], rows)
         if self.spec.form == "fp8":
             values: Array = self.values[stored]
             return values
         if self.spec.form == "nvfp4":
-            scales: NDArray[np.uint8] = self.row_scales[shard][rows]
+            scales = self._stored(self.spec.row_scales[shard], self.row_scales[shard], rows)
             if scales.max(initial=0) >= NAN_CODE:
                 name = self.spec.row_scales[shard]
                 raise CheckpointError(f"{name} holds NaN or a negative scale. Download the checkpoint again.")
             return number_formats.dequantize_nvfp4(stored, scales, self.scale)
         return stored
+
+    def _stored(self, name: str, part: Array, rows: Ints) -> Array:
+        if self._file_rows is None:
+            found: Array = part[rows]
+            return found
+        return self._file_rows.rows(name, rows).view(part.dtype)
 
 
 def _check(spec: NgramSpec, shards: Sequence[Array], row_scales: Sequence[Array], scale: float) -> None:

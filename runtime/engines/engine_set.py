@@ -18,6 +18,7 @@ from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.counts import check_threads
 from flashnext.runtime.engines import open_engine
 from flashnext.runtime.engines.base import Engine
+from flashnext.runtime.mapped_files.files import MappedFiles
 from flashnext.runtime.states import allocate_states
 from flashnext.runtime.weights import load_weights
 
@@ -119,7 +120,7 @@ def open_engines(
 
     Raises:
         EngineError: unknown engine, not installed, or it does not fit.
-        CheckpointError: a weight that is missing or cannot be read.
+        CheckpointError: a weight that is missing or cannot be read, or a file that is cut short meanwhile.
     """
     options = options or EngineOptions()
     options.check(kind)
@@ -128,12 +129,13 @@ def open_engines(
 
         return open_bundle(kind, bundle, manifest, checkpoint, options, resident)
     states = allocate_states(manifest)
-    bound = {**load_weights(manifest, checkpoint), **states}
     engines = {}
-    for name, spec in manifest.graphs.items():
-        engines[name] = open_engine(
-            kind, name, bundle, manifest, checkpoint, options.threads, providers=options.providers
-        )
-        engines[name].bind({t.name: bound[t.name] for t in spec.inputs if t.role in ("weight", "state")})
+    with MappedFiles.of(checkpoint):
+        bound = {**load_weights(manifest, checkpoint), **states}
+        for name, spec in manifest.graphs.items():
+            engines[name] = open_engine(
+                kind, name, bundle, manifest, checkpoint, options.threads, providers=options.providers
+            )
+            engines[name].bind({t.name: bound[t.name] for t in spec.inputs if t.role in ("weight", "state")})
     elsewhere = any(getattr(engine, "states_elsewhere", False) for engine in engines.values())
     return EngineSet(engines, states, states_elsewhere=elsewhere)

@@ -23,6 +23,7 @@ from flashnext.runtime.engines.base import MOST_THREADS, Array, numpy_dtype
 from flashnext.runtime.engines.graph_files import read_graph
 from flashnext.runtime.engines.onnxruntime_providers import PLUGIN_DOMAIN, TENSORRT, Provider, Providers, over
 from flashnext.runtime.engines.sites import watched_spec
+from flashnext.runtime.mapped_files.files import MappedFiles
 
 
 class OnnxRuntimeEngine:
@@ -46,6 +47,7 @@ class OnnxRuntimeEngine:
                 f"Export it with --dtype float32, or choose the torch engine, or the provider {TENSORRT}."
             )
         _check_files(manifest, checkpoint)
+        self._files = MappedFiles.of(checkpoint)
         self.spec: GraphSpec = manifest.graphs[graph]
         path = bundle / self.spec.file
         model = read_graph(path, self.spec)
@@ -99,10 +101,11 @@ class OnnxRuntimeEngine:
         for name, array in outputs.items():
             kept.append(over(array))
             self._binding.bind_ortvalue_output(name, kept[-1])
-        try:
-            self._session.run_with_iobinding(self._binding)
-        except Exception as cause:
-            raise EngineError(f"ONNX Runtime failed on {self.spec.file}: {str(cause).splitlines()[0]}") from cause
+        with self._files:
+            try:
+                self._session.run_with_iobinding(self._binding)
+            except Exception as cause:
+                raise EngineError(f"ONNX Runtime failed on {self.spec.file}: {str(cause).splitlines()[0]}") from cause
         return outputs
 
 

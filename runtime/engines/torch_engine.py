@@ -24,6 +24,7 @@ from flashnext.export.ops.torch_ops import Implementation, implemented_by, refer
 from flashnext.runtime.engines.base import Array, numpy_dtype
 from flashnext.runtime.engines.sites import WATCHED_OPS, Site, sites, watched_spec
 from flashnext.runtime.engines.torch_kernels import KernelOps, aligned
+from flashnext.runtime.mapped_files.files import MappedFiles
 
 FLOAT_PARAMETERS = ("A_log", "dt_bias", "linear_attn.norm.weight")
 """Ends of the names of parameters that are computed with as float32, whatever the activations are."""
@@ -44,6 +45,7 @@ class TorchEngine:
         if threads:
             torch.set_num_threads(threads)
         self.spec: GraphSpec = watched_spec(manifest, graph) if watch else manifest.graphs[graph]
+        self._files = MappedFiles.of(checkpoint)
         self._device, self._implementation = _implementation(ops)
         self.states_elsewhere = self._device.type != "cpu"
         self.module = load_graph(checkpoint, manifest.config, options_of(manifest), graph)
@@ -68,7 +70,7 @@ class TorchEngine:
         """See `Engine.run`."""
         inputs = self._bound | {name: to_torch(array).to(self._device) for name, array in feeds.items()}
         watcher = Watcher(self._implementation, self._sites) if self._sites else None
-        with torch.inference_mode(), implemented_by(watcher or self._implementation):
+        with self._files, torch.inference_mode(), implemented_by(watcher or self._implementation):
             outputs = self.module(inputs) | (watcher.found if watcher else {})
         return {t.name: to_numpy(outputs[t.name], t.dtype) for t in self.spec.outputs if t.role != "state"}
 

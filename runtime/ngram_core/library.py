@@ -4,8 +4,7 @@
     rows = core.rows(tokens, context, new_len)
     core.counts()                     # what all calls did
 
-The library is compiled by g++ once, into the cache folder of the kernels' host execution. `FLASHNEXT_NATIVE=0` in the
-environment keeps to numpy.
+The library is compiled by g++ once (`flashnext.runtime.native`).
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashnext.export import number_formats
-from flashnext.export.errors import CheckpointError, PluginError, RequestError
-from flashnext.plugins.host_build import cache_folder, compiler, locked, make, source_key
+from flashnext.export.errors import CheckpointError, RequestError
+from flashnext.runtime import native
 from flashnext.runtime.engines.base import Array
 from flashnext.runtime.ngram_table import NgramTable
 from flashnext.runtime.row_metrics import RowCounts
 
 SOURCE = Path(__file__).parent / "rows.cpp"
-FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 FORMS = {"plain": 0, "fp8": 1, "nvfp4": 2, "widened": 3}
 """of table.h; "widened" is a plain BF16 table whose rows are wanted as float32"""
 OUTPUTS = {"float32": 0, "bfloat16": 1}
@@ -44,7 +42,6 @@ TOKENS_PER_THREAD = 256
 MAX_WORKSPACES = 8
 FREE_REFERENCES = 3
 """What `sys.getrefcount` says of an array that is held by its list's entry, the loop's name and the call alone."""
-TRUNCATED = -1
 WAYS, MAX_CACHED_BYTES = 8, 4096
 """of row_cache.h"""
 LINE = 64
@@ -111,7 +108,7 @@ class NgramCore:
         """Rows [B, S, heads * columns] of tokens [B, S] that follow context [B, size - 1]; zeros beyond `new_len` [B].
 
         Raises:
-            CheckpointError: a shard's file has become shorter, or an NVFP4 scale that is none.
+            CheckpointError: an NVFP4 scale that is none.
         """
         batch, width = tokens.shape
         place = self._workspaces.take(batch, width)
@@ -122,7 +119,8 @@ class NgramCore:
         result = self._call(self._pointer, *place.addresses, batch, width, threads, address)
         self._workspaces.give_back(place)
         if result:
-            raise CheckpointError(self._reason(result))
+            name = self._spec.row_scales[-1 - result]
+            raise CheckpointError(f"{name} holds NaN or a negative scale. Download the checkpoint again.")
         return out
 
     def counts(self) -> RowCounts:
@@ -135,15 +133,6 @@ class NgramCore:
         out = np.empty((*tokens.shape, self._heads), np.int64)
         self._library.flashnext_ngram_ids(self._pointer, history.ctypes.data, *tokens.shape, out.ctypes.data)
         return out
-
-    def _reason(self, result: int) -> str:
-        if result == TRUNCATED:
-            return (
-                f"A file of the n-gram table of layer {self._spec.layer} has become shorter while it was in use. "
-                "Download the checkpoint again, and do not change it while it runs."
-            )
-        name = self._spec.row_scales[-2 - result]
-        return f"{name} holds NaN or a negative scale. Download the checkpoint again."
 
 
 class _Workspace:
@@ -193,29 +182,9 @@ class _Workspaces:
 
 @cache
 def load() -> ctypes.CDLL | None:
-    """The compiled library, or None where it is not wanted or cannot be compiled."""
-    if os.environ.get("FLASHNEXT_NATIVE", "1") == "0":
-        return None
-    try:
-        return declared(ctypes.CDLL(str(build(FLAGS))))
-    except (PluginError, OSError):  # no compiler, no place for its result, or not for this machine
-        return None
-
-
-def build(flags: Sequence[str]) -> Path:
-    """The library compiled with these flags.
-
-    Raises:
-        PluginError: there is no compiler, or it fails.
-    """
-    path, version = compiler()
-    target = cache_folder() / f"ngram-rows-{source_key(SOURCE, [version, *flags])}.so"
-    if target.exists():  # without the lock, behind which others may compile for minutes
-        with suppress(OSError):  # a folder that is only read: its age matters to nobody
-            target.touch()
-        return target
-    with locked(target.parent):
-        return make(target, [path, *flags, str(SOURCE)])
+    """The compiled library, or None (`flashnext.runtime.native`)."""
+    library = native.load("ngram-rows", SOURCE)
+    return None if library is None else declared(library)
 
 
 def declared(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -2,7 +2,7 @@
 // which rarely more than one is wanted, so the same memory keeps many more of the rows that texts repeat.
 //
 // A row can lie in one of eight places of its set. A lock per set is held while a row is copied, never while a file is
-// read: a fault there leaves the call by a jump.
+// read, which may take long.
 #pragma once
 
 #include <algorithm>

@@ -3,14 +3,13 @@
 // The rows are scattered over hundreds of gigabytes, so time is waiting for memory. The rows of some tokens are hashed
 // and prefetched while those of the tokens before are copied. A long step is cut into blocks that threads take in turn,
 // so a thread that is held up delays its block and not its share. Pages that are not in memory are asked for some blocks
-// ahead (pages.h); a file that shrinks while it is mapped is an error of the call (faults.h).
+// ahead (pages.h). A file that shrinks meanwhile gives zeros: whoever calls finds that out (../mapped_files).
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
 
-#include "faults.h"
 #include "helpers.h"
 #include "numbers.h"
 #include "pages.h"
@@ -23,7 +22,6 @@ namespace {
 // Tokens whose rows are asked for in one go, so that many walks through the page tables and many reads are under way.
 constexpr int kTogether = 4;
 constexpr int kLine = 64;
-constexpr int64_t kTruncated = -1;  // the result of a call; a bad scale gives -2 - its shard
 constexpr int64_t kBlock = 64;      // tokens that a thread takes at a time
 constexpr int64_t kBlocksAhead = 8;  // whose pages are asked for
 constexpr int64_t kSamples = 16;     // rows of a long step that are looked up to see whether pages are missing
@@ -146,19 +144,19 @@ struct Step {
   int64_t token_bytes() const { return table.heads * table.columns * (table.output == kFloat32 ? 4 : 2); }
 };
 
-// A token's rows. Returns 0, or what a bad scale gives.
+// A token's rows. Returns 0, or -1 - the shard of a bad scale.
 int64_t copy(const Step& step, const Place* places, uint8_t* out, bool around_caches, int64_t& hits) {
   const NgramTable& t = step.table;
   const int64_t row_bytes = stored_bytes(t), out_bytes = step.token_bytes() / t.heads;
   alignas(kLine) uint8_t buffer[kMaxCachedBytes];
   for (int h = 0; h < t.heads; h++, out += out_bytes) {
     const Place from = t.cache.sets ? through_cache(t, places[h], row_bytes, buffer, hits) : places[h];
-    if (!convert(t, from, out, row_bytes, around_caches)) return -2 - from.shard;
+    if (!convert(t, from, out, row_bytes, around_caches)) return -1 - from.shard;
   }
   return 0;
 }
 
-// Tokens begin … end, row by row; those beyond a row's length give zeros. Returns 0, or what a bad scale gives.
+// Tokens begin … end, row by row; those beyond a row's length give zeros. Returns as `copy` does.
 int64_t gather(const Step& step, int64_t begin, int64_t end, int64_t& hits) {
   const NgramTable& t = step.table;
   const int64_t row_bytes = stored_bytes(t), token_bytes = step.token_bytes();
@@ -232,12 +230,9 @@ class Work {
   void run() {
     for (int64_t begin; (begin = gathered_.fetch_add(kBlock)) < step_.tokens() && !result_;) {
       const int64_t end = std::min(begin + kBlock, step_.tokens());
-      int64_t result = kTruncated, hits = 0;
-      survives([&] {
-        if (fetch_) fetch_until(begin + (1 + kBlocksAhead) * kBlock);
-        result = gather(step_, begin, end, hits);
-      });
-      if (result) result_ = result;
+      int64_t hits = 0;
+      if (fetch_) fetch_until(begin + (1 + kBlocksAhead) * kBlock);
+      if (const int64_t bad = gather(step_, begin, end, hits)) result_ = bad;
       if (hits) shared(step_.table.counters->hot).fetch_add(hits, std::memory_order_relaxed);
     }
   }
@@ -280,7 +275,6 @@ void count(const Step& step, int64_t missing, bool fetched) {
 
 EXPORT int64_t flashnext_ngram_rows(const NgramTable* table, const int64_t* history, const int32_t* new_len,
                                     int64_t batch, int64_t width, int32_t threads, void* out) {
-  install_handler();
   static thread_local int64_t known_faults = file_faults();
   const Step step{*table, history, new_len, batch, width, static_cast<uint8_t*>(out)};
   const bool fetch = pages_may_be_missing(step);

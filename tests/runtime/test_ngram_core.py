@@ -230,15 +230,18 @@ def test_a_bad_nvfp4_scale_is_named_with_its_shard() -> None:
 
 TRUNCATE = """
 import numpy as np, os, sys
+from pathlib import Path
 from flashnext.export.errors import CheckpointError
 sys.path.insert(0, sys.argv[2])
 from test_ngram_core import table_of
+from flashnext.runtime.mapped_files.files import MappedFiles
 from flashnext.runtime.ngram import HostRows
 from flashnext.runtime.ngram_table import NgramTable
 table = table_of("plain", "float32", shards=1, columns=4096, stored="float32")
 table.shards[0].tofile(sys.argv[1])
 mapped = np.memmap(sys.argv[1], np.float32, "r", shape=table.shards[0].shape)
-rows = HostRows(table.spec, NgramTable(table.spec, [mapped], "float32"), "float32")
+files = MappedFiles.open({Path(sys.argv[1]): mapped.nbytes})
+rows = HostRows(table.spec, NgramTable(table.spec, [mapped], "float32", files=files), "float32")
 step = (np.arange(600)[None], np.full((1, 2), 7), np.array([600]))
 rows.rows(*step)
 os.truncate(sys.argv[1], 4096)
@@ -256,7 +259,7 @@ def test_a_file_that_shrinks_while_in_use_is_an_error_and_not_the_end(tmp_path: 
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     *errors, last = run.stdout.splitlines()
     assert len(errors) == 3
-    assert all("of layer 1 has become shorter while it was in use" in e for e in errors)
+    assert all("table has become shorter while it was in use: 4,096 of 6,946,816 bytes" in e for e in errors)
     assert last == "alive"
 
 
