@@ -28,6 +28,7 @@ import numpy as np
 
 from flashnext.export.checkpoint.safetensors_file import NUMPY_DTYPES, read_header
 from flashnext.export.checkpoint.safetensors_writer import PlannedTensor, write_safetensors
+from flashnext.runtime.cli.parser import number_from, whole_number
 from flashnext.runtime.cli.table import render
 
 HIDDEN, WIDTH = 2560, 640
@@ -121,8 +122,8 @@ def measure(folder: Path, experts: int, rounds: int, cold: bool) -> dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time the assembly of per-expert tensors against cat.")
-    parser.add_argument("--gigabytes", type=float, default=4.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--gigabytes", type=number_from(0.001, 1e4), default=4.0)
+    parser.add_argument("--rounds", type=whole_number(1), default=3)
     parser.add_argument("--folder", type=Path, help="where to make the files (default: the system's temporary folder)")
     options = parser.parse_args()
     experts = max(FILES, round(options.gigabytes * 1e9 / EXPERT_BYTES))

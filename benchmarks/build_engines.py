@@ -34,6 +34,7 @@ from flashnext.export.checkpoint.sparse_checkpoint import write_sparse_checkpoin
 from flashnext.export.errors import message_at_exit
 from flashnext.export.graphs.bundle import ExportOptions, export_bundle
 from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime.cli.parser import whole_number
 from flashnext.runtime.cli.table import render
 
 ROOT = Path(__file__).parents[1]
@@ -147,7 +148,7 @@ def row(figures: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build engines of TensorRT for RTX, twice, and measure.")
     parser.add_argument("--cases", choices=sorted(CASES), nargs="+", default=list(CASES))
-    parser.add_argument("--target", type=int, default=120, help="compute capability (default: 120)")
+    parser.add_argument("--target", type=whole_number(1), default=120, help="compute capability (default: 120)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--plain-parts", action="store_true", help="build what lies between the plugins instead")
     options = parser.parse_args()

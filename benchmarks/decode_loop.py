@@ -27,6 +27,7 @@ from ngram_rows import random_codes, spec_of
 from flashnext.export.checkpoint.random_config import full_config
 from flashnext.export.config import ModelConfig
 from flashnext.export.graphs.manifest import CheckpointRef, GraphSpec, Manifest, TensorSpec
+from flashnext.runtime.cli.parser import number_from, whole_number
 from flashnext.runtime.cli.table import render
 from flashnext.runtime.decode_loop import DecodeLoop
 from flashnext.runtime.model_runner import ModelRunner, StepBatch, StepOutput
@@ -175,10 +176,23 @@ def peak_memory() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--steps", type=int, default=5000, help="for each number of sequences (default: 5,000)")
-    add("--head", type=float, default=50.0, metavar="US", help="microseconds of the head graph (default: 50)")
-    add("--body", type=float, default=500.0, metavar="US", help="microseconds of the body graph (default: 500)")
-    add("--batch", type=int, nargs="+", default=[1, 4, 16], help="numbers of sequences (default: 1 4 16)")
+    add("--steps", type=whole_number(10), default=5000, help="for each number of sequences (default: 5,000)")
+    add(
+        "--head",
+        type=number_from(0, 1e6),
+        default=50.0,
+        metavar="US",
+        help="microseconds of the head graph (default: 50)",
+    )
+    add(
+        "--body",
+        type=number_from(0, 1e6),
+        default=500.0,
+        metavar="US",
+        help="microseconds of the body graph (default: 500)",
+    )
+    sequences = whole_number(1, 256)
+    add("--batch", type=sequences, nargs="+", default=[1, 4, 16], help="numbers of sequences (default: 1 4 16)")
     arguments = parser.parse_args()
     found = {b: measure(b, arguments.head / 1e6, arguments.body / 1e6, arguments.steps) for b in arguments.batch}
     lines = [

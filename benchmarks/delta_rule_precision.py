@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashnext.runtime.cli.parser import whole_number
+
 DIM, CHUNK, EPS = 128, 64, 1e-6
 OPERANDS = ("q", "k", "S", "T", "X", "P", "N")
 TWO = dict.fromkeys(OPERANDS, 2)
@@ -119,7 +121,7 @@ def errors(got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> dict[str,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Errors of the chunked delta rule by what is rounded to BF16.")
-    parser.add_argument("--tokens", type=int, default=1024, help="length of the sequence (default: 1024)")
+    parser.add_argument("--tokens", type=whole_number(1), default=1024, help="length of the sequence (default: 1024)")
     options = parser.parse_args(arguments)
     made = {kind: tokens(kind, options.tokens) for kind in KINDS}
     wanted = {kind: token_by_token(t) for kind, t in made.items()}

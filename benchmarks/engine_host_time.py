@@ -27,6 +27,7 @@ from flashnext.builder.engine_manifest import EngineGraph, EngineManifest, Plan,
 from flashnext.builder.profiles import ProfileOptions, ranges, step_sizes
 from flashnext.export.errors import message_at_exit
 from flashnext.export.graphs.manifest import GraphSpec, Manifest
+from flashnext.runtime.cli.parser import whole_number
 from flashnext.runtime.engines.tensorrt import opening, plan
 from flashnext.runtime.engines.tensorrt.host_device import HostDevice
 from flashnext.runtime.model_runner import ModelRunner, StepBatch
@@ -154,11 +155,11 @@ def run(bundle: Path, batch: int, steps: int) -> Mapping[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Host work of the TensorRT engine in a decode step.")
     parser.add_argument("bundle", type=Path, help="folder made by `flashnext export`")
-    parser.add_argument("--batch", type=int, default=1, help="sequences of a step (default: 1)")
-    parser.add_argument("--steps", type=int, default=5000, help="measured steps (default: 5000)")
+    parser.add_argument("--batch", type=whole_number(1), default=1, help="sequences of a step (default: 1)")
+    parser.add_argument("--steps", type=whole_number(RUNS), default=5000, help="measured steps (default: 5000)")
     options = parser.parse_args()
     with message_at_exit():
-        found = run(options.bundle, options.batch, max(options.steps, RUNS))
+        found = run(options.bundle, options.batch, options.steps)
         print(
             f"decode step of {found['batch']} sequences, {found['states']} states: {found['step_us']} us of host work"
         )

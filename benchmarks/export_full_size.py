@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from flashnext.export.checkpoint.sparse_checkpoint import LAYOUTS, write_sparse_checkpoint
+from flashnext.export.errors import message_at_exit
+from flashnext.runtime.cli.parser import whole_number
 from flashnext.runtime.cli.table import render
 
 CHECK = "import onnx, pathlib; [onnx.checker.check_model(str(f)) for f in sorted(pathlib.Path().glob('*.onnx'))]"
@@ -59,11 +61,11 @@ def run(command: list[Any], folder: Path) -> tuple[float, float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time the export of checkpoints of the official sizes.")
     parser.add_argument("--layout", choices=sorted(LAYOUTS), default="bf16")
-    parser.add_argument("--layers", type=int, nargs="+", default=[12, 24, 48])
+    parser.add_argument("--layers", type=whole_number(1, 1024), nargs="+", default=[12, 24, 48])
     options = parser.parse_args()
     figures = []
     for layers in options.layers:
-        with tempfile.TemporaryDirectory() as folder:
+        with message_at_exit(), tempfile.TemporaryDirectory() as folder:
             figures.append(measure(Path(folder), options.layout, layers))
     header = ["layers", "checkpoint GB", "seconds", "processor s", "peak MB", "written MB", "check s"]
     rows = [

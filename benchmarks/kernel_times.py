@@ -28,6 +28,7 @@ from kernel_launches import CONFIGS, Source, Step, make
 from timing_backends import BACKENDS, Backend
 
 from flashnext.export.config import LINEAR_ATTENTION, ModelConfig
+from flashnext.runtime.cli.parser import number_from
 
 BATCHES, STEPS = (1, 8), (1, 4)
 PREFILL = {"official": (2048, 8192), "small": (70,)}
@@ -217,7 +218,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--on", choices=BACKENDS, default="device", help="a GPU, or the host execution (to try this)")
     parser.add_argument("--sizes", choices=CONFIGS, default="official", help="of the model (default: official)")
     parser.add_argument("--case", action="append", help="only cases whose names hold this (may be repeated)")
-    parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which cases are left out")
+    parser.add_argument(
+        "--budget", type=number_from(0, math.inf), default=math.inf, help="seconds after which cases are left out"
+    )
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
     parser.add_argument("--output", type=Path, help="also write the JSON here, after every case")
     options = parser.parse_args(arguments)

@@ -33,6 +33,7 @@ import ml_dtypes
 import numpy as np
 from ngram_rows import COLUMNS, random_codes, spec_of, texts
 
+from flashnext.runtime.cli.parser import number_from
 from flashnext.runtime.cli.table import render
 from flashnext.runtime.ngram import HostRows, ids
 from flashnext.runtime.ngram_memory import _advise_random, _huge_array
@@ -252,8 +253,9 @@ def measure_guard(path: Path, group: Path | None, limit: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--gigabytes", type=float, default=6.0, help="of the table (default: 6)")
-    add("--limit", type=float, default=0.5, help="gigabytes of memory for a process and its page cache (default: 0.5)")
+    add("--gigabytes", type=number_from(0.001, 1e4), default=6.0, help="of the table (default: 6)")
+    what = "gigabytes of memory for a process and its page cache (default: 0.5)"
+    add("--limit", type=number_from(0.05, 1e4), default=0.5, help=what)
     add("--table", type=Path, metavar="FILE", help="where it is; kept and used again (default: a temporary file)")
     add("--only", default="", metavar="WORD", help="measurements whose name holds this word; weights: the last table")
     add("--task", help=argparse.SUPPRESS)

@@ -24,6 +24,7 @@ import numpy as np
 
 from flashnext.export.checkpoint.ngram_constants import multipliers
 from flashnext.export.graphs.manifest import NgramSpec
+from flashnext.runtime.cli.parser import number_from, whole_number
 from flashnext.runtime.cli.table import render
 from flashnext.runtime.ngram import HostRows, ids
 from flashnext.runtime.ngram_table import NgramTable
@@ -151,9 +152,9 @@ def show(title: str, times: dict[str, list[float]], warm_up: int, rival: str) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--gigabytes", type=float, default=2.0, help="of the BF16 table (default: 2)")
-    add("--rounds", type=int, default=20, help="prompts (default: 20); 100 times as many steps")
-    add("--pause", type=float, default=20.0, metavar="MS", help="before each prompt (default: 20)")
+    add("--gigabytes", type=number_from(0.001, 1e4), default=2.0, help="of the BF16 table (default: 2)")
+    add("--rounds", type=whole_number(1), default=20, help="prompts (default: 20); 100 times as many steps")
+    add("--pause", type=number_from(0, 1e4), default=20.0, metavar="MS", help="before each prompt (default: 20)")
     arguments = parser.parse_args()
     rows = int(arguments.gigabytes * 1e9) // (2 * COLUMNS)
     codes = random_codes(rows, 2 * COLUMNS)

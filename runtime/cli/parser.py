@@ -130,6 +130,18 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"expected a number, found {text!r}") from None
 
 
+def number_from(low: float, high: float) -> Callable[[str], float]:
+    """Converter for an option that takes a number between bounds (included)."""
+
+    def convert(text: str) -> float:
+        value = number(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"expected a number from {low:,g} to {high:,g}, found {text:.80}")
+        return value
+
+    return convert
+
+
 def token_ids(text: str) -> list[int]:
     """Converter for token ids: "1,2,3", or with spaces, or as a JSON list."""
     words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
