@@ -22,6 +22,7 @@ from typing import Any
 from flashnext.export.errors import EngineError, message_at_exit
 from flashnext.runtime import LLM, SamplingParams
 from flashnext.runtime.cli.main import main as flashnext
+from flashnext.runtime.cli.parser import output_file
 from flashnext.runtime.engines.tensorrt.plan import MODULES, Library
 
 SMALL = Path(__file__).parents[1] / "models/small"
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--engine", choices=MODULES, default="tensorrt", help="what builds and runs (default: tensorrt)"
     )
-    parser.add_argument("--output", type=Path, help="write the facts to this file, too")
+    parser.add_argument("--output", type=output_file, help="write the facts to this file, too")
     options = parser.parse_args(arguments)
     try:
         Library.open(options.engine)

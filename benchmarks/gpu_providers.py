@@ -24,6 +24,7 @@ from typing import Any
 from flashnext.export.errors import FlashNextError
 from flashnext.export.graphs.bundle import ExportOptions, export_bundle
 from flashnext.runtime import LLM, SamplingParams
+from flashnext.runtime.cli.parser import output_file
 from flashnext.runtime.engines.onnxruntime_providers import CPU, CUDA, TENSORRT, TENSORRT_RTX, Provider, Providers
 from flashnext.runtime.validation.validator import validate
 
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = (CUDA, TENSORRT, TENSORRT_RTX, CPU)
     parser.add_argument("--provider", action="append", choices=known, help="only this one (may be repeated)")
     parser.add_argument("--checkpoint", type=Path, default=SMALL, help="another checkpoint (default: models/small)")
-    parser.add_argument("--output", type=Path, help="write the facts to this file, too")
+    parser.add_argument("--output", type=output_file, help="write the facts to this file, too")
     options = parser.parse_args(arguments)
     os.environ |= TF32_OFF
     facts = run(options.provider or known[:3], options.checkpoint)

@@ -20,7 +20,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from kernel_launches import CONFIGS, Source, Step, make
 from timing_backends import BACKENDS, Backend
 
 from flashnext.export.config import LINEAR_ATTENTION, ModelConfig
-from flashnext.runtime.cli.parser import number_from
+from flashnext.runtime.cli.parser import number_from, output_file
 
 BATCHES, STEPS = (1, 8), (1, 4)
 PREFILL = {"official": (2048, 8192), "small": (70,)}
@@ -222,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--budget", type=number_from(0, math.inf), default=math.inf, help="seconds after which cases are left out"
     )
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
-    parser.add_argument("--output", type=Path, help="also write the JSON here, after every case")
+    parser.add_argument("--output", type=output_file, help="also write the JSON here, after every case")
     options = parser.parse_args(arguments)
     cases = [c for c in all_cases(options.sizes) if any(part in c.name for part in options.case or [""])]
     if options.list:

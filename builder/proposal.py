@@ -14,7 +14,7 @@ import onnx
 
 from flashnext.builder import memory
 from flashnext.builder.apis import NAMES, RTX_CAPABILITIES, one_plan
-from flashnext.builder.engine_manifest import FILE_NAME, KINDS, PluginLibrary, Range, default_folder
+from flashnext.builder.engine_manifest import ENGINES_FOLDER, FILE_NAME, KINDS, PluginLibrary, Range, default_folder
 from flashnext.builder.gpus import Gpu, find_gpu
 from flashnext.builder.memory import Estimate
 from flashnext.builder.profiles import ProfileOptions, Sizes, ranges, step_sizes
@@ -207,9 +207,10 @@ def _plugins(options: EngineOptions, capabilities: tuple[int, ...]) -> tuple[Plu
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
-    above = target.absolute().parent  # made if need be, as BUNDLE/engines is; what is above that is not
-    if not (above.is_dir() or (above.parent.is_dir() and not above.exists())):
-        raise BuildError(f"{above} cannot be made; name a folder for the engine with --out whose parent is there.")
+    above = target.absolute().parent
+    is_made = above.name == ENGINES_FOLDER and above.parent.is_dir() and not above.exists()  # BUNDLE/engines
+    if not (above.is_dir() or is_made):
+        raise BuildError(f"{above} is no folder; make it first, or name another folder for the engine with --out.")
     if target.exists() and not target.is_dir():
         raise BuildError(f"{target} is a file; name a folder for the engine with --out.")
     if target.is_dir() and any(target.iterdir()):

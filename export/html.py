@@ -53,13 +53,13 @@ def table(header: Sequence[str], rows: Iterable[tuple[bool, Sequence[object]]]) 
 
 
 def write_files(texts: Mapping[str, str], folder: Path) -> list[Path]:
-    """Write files into a folder, each whole or not at all.
+    """Write files into a folder, which is made if need be, each whole or not at all.
 
     Raises:
         ReportError: the folder cannot be made or written to.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         for name, text in texts.items():
             write_whole(folder / name, text)
     except OSError as cause:

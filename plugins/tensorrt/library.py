@@ -142,6 +142,8 @@ def build(targets: Sequence[str] = TARGETS, headers: str | Path | None = None, o
     targets = sorted(dict.fromkeys(targets), key=_number)
     if not targets:
         raise PluginError("Name at least one target, such as 90.")
+    if out is not None and not (above := Path(out).absolute().parent).is_dir():
+        raise PluginError(f"{above} is no folder; make it first, or name another place for the library.")
     nvcc = str(find_tool("nvcc"))
     found = read_headers(Path(headers)) if headers else find_headers()
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
@@ -219,7 +221,6 @@ def _copied(library: Path, out: Path) -> Path:
     """A copy that appears whole or not at all."""
     if out.is_dir():
         out = out / FILE_NAME
-    out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.unfinished")
     try:
         shutil.copyfile(library, unfinished)

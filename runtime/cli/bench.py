@@ -11,7 +11,7 @@ from flashnext.export.progress import progress_bar
 from flashnext.runtime.cli.bench_plot import write_plot
 from flashnext.runtime.cli.engine_options import add_engine_options, engine_options
 from flashnext.runtime.cli.ngram_options import add_ngram_options, given_ngram_options
-from flashnext.runtime.cli.parser import Commands, Parser, whole_number
+from flashnext.runtime.cli.parser import Commands, Parser, output_file, whole_number
 from flashnext.runtime.cli.table import render
 from flashnext.runtime.speculation.draft import DRAFTERS
 
@@ -61,12 +61,9 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
 
 def svg_file(text: str) -> Path:
     """Converter for the plot's file."""
-    path = Path(text)
-    if path.suffix != ".svg":
+    if Path(text).suffix != ".svg":
         raise argparse.ArgumentTypeError(f"plots are SVG; name a file such as bench.svg, not {text!r:.80}")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is no file in a folder that exists")
-    return path
+    return output_file(text)
 
 
 def execute(arguments: argparse.Namespace) -> int:

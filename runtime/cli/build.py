@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from flashnext.export.errors import BuildError
 from flashnext.export.progress import progress_bar
-from flashnext.runtime.cli.parser import Commands, Parser, whole_number
+from flashnext.runtime.cli.parser import Commands, Parser, output_file, whole_number
 from flashnext.runtime.cli.table import amount_of_bytes, render
 
 if TYPE_CHECKING:
@@ -73,7 +73,12 @@ def _add_sizes(parser: Parser) -> None:
 def _add_tensorrt(parser: Parser) -> None:
     add = parser.add_argument_group("of one engine only").add_argument
     add("--plugins", metavar="FILE", help="tensorrt: the plugin library (default: the one of this installation)")
-    add("--timing-cache", metavar="FILE", help="tensorrt: timings of kernels, read and written: later builds are fast")
+    add(
+        "--timing-cache",
+        type=output_file,
+        metavar="FILE",
+        help="tensorrt: timings of kernels, read and written: later builds are fast",
+    )
     hardware = "tensorrt: let the engine run on other GPUs from Ampere on, slower"
     add("--hardware-compatible", action="store_true", help=hardware)
     version = "tensorrt: let later releases of the same major version run the engine, slower"

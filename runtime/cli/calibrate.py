@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashnext.export.progress import progress_bar
 from flashnext.export.residual_scales import FORMATS, check_replaceable
-from flashnext.runtime.cli.parser import Commands, Parser, UsageError, check_folder, whole_number
+from flashnext.runtime.cli.parser import Commands, Parser, UsageError, output_file, output_folder, whole_number
 from flashnext.runtime.cli.table import render
 
 if TYPE_CHECKING:
@@ -44,8 +43,8 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     add = parser.add_argument_group("files").add_argument
     files = "text, JSONL (each line token ids, a string, or an object with token_ids or text), or a folder of these"
     add("--text", nargs="+", required=True, metavar="PATH", help=files)
-    add("--out", required=True, metavar="FILE", help="the scales, as JSON")
-    add("--report", metavar="FOLDER", help="write report.html and report.json there")
+    add("--out", type=output_file, required=True, metavar="FILE", help="the scales, as JSON")
+    add("--report", type=output_folder, metavar="FOLDER", help="write report.html and report.json there")
     add("--held-out", nargs="+", metavar="PATH", help="text for the report (default: a part of --text left out)")
     add = parser.add_argument_group("scales").add_argument
     add("--method", choices=METHODS, default="input", help="how a static scale is chosen (default: input)")
@@ -80,7 +79,7 @@ def execute(arguments: argparse.Namespace) -> int:
     facts = {**facts_of(result), "seconds": round(time.perf_counter() - start, 1)}
     if result.findings is not None:
         data = report.build(result.findings)
-        page.write(data, Path(arguments.report))
+        page.write(data, arguments.report)
         facts |= {key: data[key] for key in ("recommendation", "maximum", "quality")}
     print(json.dumps(facts, indent=1) if arguments.json else _summary(result, facts, arguments))
     return 0
@@ -90,11 +89,7 @@ def _check_paths(arguments: argparse.Namespace) -> None:
     """Before anything slow happens: the outputs have a place."""
     if arguments.held_out and not arguments.report:
         raise UsageError("--held-out is text for the report; add --report FOLDER.")
-    out = Path(arguments.out)
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise UsageError(f"--out {out} is a folder or in none; name a file in a folder that exists.")
-    check_replaceable(out)
-    check_folder("--report", arguments.report)
+    check_replaceable(arguments.out)
 
 
 class _Progress:
@@ -124,7 +119,7 @@ def _summary(result: Result, facts: dict[str, Any], arguments: argparse.Namespac
         ]  # fmt: skip
         lines = [render(["residual stored as", "loss", "difference", "KL", "same token", "greedy"], rows), ""]
         lines += [facts["recommendation"]["sentence"], facts["maximum"]["sentence"]]
-        lines.append(f"The report is {Path(arguments.report) / 'report.html'}.")
+        lines.append(f"The report is {arguments.report / 'report.html'}.")
     kind = f"{facts['stores']} stores, method {facts['method']}" if facts["mode"] == "static" else "dynamic scales"
     lines.append(f"Wrote {arguments.out}: {facts['format']}, {kind}, from {text['tokens']:,} tokens "
                  f"(windows of {text['length']:,}, seed {text['seed']}).")  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from flashnext.runtime.cli.parser import Commands, Parser, check_folder, whole_number
+from flashnext.runtime.cli.parser import Commands, Parser, output_folder, whole_number
 from flashnext.runtime.engines.base import MOST_THREADS
 
 DESCRIPTION = """\
@@ -36,7 +36,13 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     )
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help="folder made by `flashnext export`")
-    add("--out", required=True, metavar="FOLDER", help="where to write; earlier golden files there are replaced")
+    add(
+        "--out",
+        type=output_folder,
+        required=True,
+        metavar="FOLDER",
+        help="where to write; earlier golden files there are replaced",
+    )
     add("--per-layer", action="store_true", help="save what happens inside the graphs too")
     add("--copy-weights", action="store_true", help="copy the weights' files, so that the folder is complete")
     add("--weights-as-inputs", action="store_true", help="save weights as inputs, as engines take them: much larger")
@@ -50,7 +56,6 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the subcommand."""
-    check_folder("--out", arguments.out)
     from flashnext.runtime.golden.write import GoldenOptions, write_golden
 
     names = ("per_layer", "weights_as_inputs", "copy_weights", "raw", "tokens", "seed", "threads")

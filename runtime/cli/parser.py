@@ -108,18 +108,30 @@ def byte_count(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def check_folder(option: str, name: str | None) -> None:
-    """Raise a UsageError where a folder cannot be made or written to: before the work whose results it is for."""
-    if name is None:
-        return
-    folder = Path(name)
+def output_folder(text: str) -> Path:
+    """Converter for a folder of results. It is made if need be, what is above it is not: a typing error would scatter
+    results. It is looked at before the work whose results it is for."""
+    folder = Path(text)
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{option} {folder} is a file; name a folder.")
-    above = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
-    if not above.is_dir():
-        raise UsageError(f"{option} {folder} lies below the file {above}; name a folder that can be made.")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise UsageError(f"{option} {folder} cannot be written: {above} is not writable. Name another folder.")
+        raise argparse.ArgumentTypeError(f"{folder} is a file; name a folder")
+    _check_folder(folder if folder.is_dir() else folder.absolute().parent)
+    return folder
+
+
+def output_file(text: str) -> Path:
+    """Converter for a file of results, in a folder that is there."""
+    file = Path(text)
+    if file.is_dir():
+        raise argparse.ArgumentTypeError(f"{file} is a folder; name a file in it")
+    _check_folder(file.absolute().parent)
+    return file
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"{folder} is no folder; make it first, or name another place")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"the folder {folder} cannot be written to; name another place")
 
 
 def number(text: str) -> float:

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from flashnext.export.errors import PluginError
@@ -15,7 +14,7 @@ from flashnext.plugins.device_library import gpu_target
 from flashnext.plugins.tensorrt import library
 from flashnext.plugins.tensorrt.headers import find_headers
 from flashnext.plugins.tensorrt.library import LibraryInfo
-from flashnext.runtime.cli.parser import Commands, Parser, check_folder
+from flashnext.runtime.cli.parser import Commands, Parser, output_file
 
 DESCRIPTION = """\
 The library with the CUDA kernels as TensorRT plugins, which engines are built and run with.
@@ -50,7 +49,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
     build = actions.add_parser("build", help="compile it", parents=parents)
     build.add_argument("--headers", metavar="FOLDER", help="folder with TensorRT's C++ headers")
-    build.add_argument("--out", metavar="FILE", help="write the library there too")
+    build.add_argument("--out", type=output_file, metavar="FILE", help="write the library there too")
     path = actions.add_parser("path", help="print where it is", parents=parents)
     for action, meaning in ((build, "compute capability, such as 90 (may be repeated)"), (path, "one that runs there")):
         action.add_argument("--target", metavar="SM", action="append", help=meaning)
@@ -76,7 +75,6 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def build(arguments: argparse.Namespace) -> LibraryInfo:
     """Compile the library."""
-    check_folder("--out", arguments.out and str(Path(arguments.out).parent))
     targets = arguments.target or default_targets()
     headers = arguments.headers or find_headers().folder
     names = ", ".join(f"sm_{t}" for t in targets)

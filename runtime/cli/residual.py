@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flashnext.export.progress import progress_bar
-from flashnext.runtime.cli.parser import Commands, Parser, check_folder, whole_number
+from flashnext.runtime.cli.parser import Commands, Parser, output_folder, whole_number
 from flashnext.runtime.cli.table import render
 
 DESCRIPTION = """\
@@ -35,7 +35,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     files = "text, JSONL (each line token ids, a string, or an object with token_ids or text), or a folder of these"
     add("--text", nargs="+", required=True, metavar="PATH", help=files)
     add("--against", metavar="CHECKPOINT", help="compare the paths with those of a second checkpoint")
-    add("--report", metavar="FOLDER", help="write residual.html and residual.json there")
+    add("--report", type=output_folder, metavar="FOLDER", help="write residual.html and residual.json there")
     add("--tokens", type=whole_number(1, MOST_TOKENS), default=8192, metavar="N", help="of text (default: 8,192)")
     add("--length", type=whole_number(1), default=256, metavar="N", help="tokens of a window (default: 256)")
     add("--seed", type=whole_number(0, 1 << 62), default=0, help="chooses the windows (default: 0)")
@@ -45,7 +45,6 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the subcommand."""
-    check_folder("--report", arguments.report)
     from flashnext.calibration.residual import diagnose as work
     from flashnext.calibration.residual.paths_page import write
 
@@ -57,12 +56,12 @@ def execute(arguments: argparse.Namespace) -> int:
             found.append(work.diagnose(job, bar.update))
     report = work.build(*found)
     if arguments.report:
-        write(report, Path(arguments.report))
+        write(report, arguments.report)
     print(json.dumps(report, indent=1) if arguments.json else _summary(report, arguments.report))
     return 0
 
 
-def _summary(report: dict[str, Any], folder: str | None) -> str:
+def _summary(report: dict[str, Any], folder: Path | None) -> str:
     branches = range(report["checkpoint"]["branches"])
     gates = [
         [site, *(f"{v:.2f}" for v in row["write_mean"]), *("" for _ in branches if not row["write_mean"])]
@@ -87,5 +86,5 @@ def _summary(report: dict[str, Any], folder: str | None) -> str:
         f"differ by {report['model_error']:.1e}."
     )
     if folder:
-        lines.append(f"The page is {Path(folder) / 'residual.html'}.")
+        lines.append(f"The page is {folder / 'residual.html'}.")
     return "\n".join(lines)

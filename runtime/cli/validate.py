@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashnext.runtime.cli.engine_options import PROVIDER, add_plan_options, provider
-from flashnext.runtime.cli.parser import Commands, Parser, UsageError, check_folder, number, whole_number
+from flashnext.runtime.cli.parser import Commands, Parser, UsageError, number, output_file, whole_number
 from flashnext.runtime.cli.table import render
 from flashnext.runtime.engines.base import MOST_THREADS
 
@@ -55,7 +55,7 @@ def add_parser(commands: Commands, parents: list[Parser]) -> Parser:
     add("--reference", metavar="ENGINE", help="what is right (default: torch:reference; with --golden: golden)")
     add("--golden", metavar="FOLDER", help="outputs saved by `flashnext golden` take part, on their own steps")
     add("--per-layer", action="store_true", help="compare inside the graphs, and name the block that is wrong")
-    add("--report", metavar="FILE", help="write an HTML page with a plot of the error by layer")
+    add("--report", type=output_file, metavar="FILE", help="write an HTML page with a plot of the error by layer")
     add("--checkpoint", metavar="FOLDER", help="where the weights are, if they have moved")
     add_plan_options(add)
     add("--tokens", type=whole_number(1), default=0, help="length of the prefill (default: short)")
@@ -77,7 +77,7 @@ def execute(arguments: argparse.Namespace) -> int:
     names += ["tokens", "tolerance", "seed", "threads", "providers"]
     report = validate(Path(arguments.bundle), **{name: getattr(arguments, name) for name in names})
     if arguments.report:
-        page.write(report, Path(arguments.report))
+        page.write(report, arguments.report)
     print(json.dumps(_facts(report), indent=1) if arguments.json else _table(report))
     for note in report.notes:
         print(f"flashnext: {note}", file=sys.stderr)
@@ -93,11 +93,6 @@ def _check(arguments: argparse.Namespace) -> None:
     """What would be noticed only after the work."""
     if arguments.golden and (arguments.tokens or arguments.seed):
         raise UsageError("--tokens and --seed choose steps; with --golden the saved ones are run. Leave them out.")
-    if arguments.report:
-        path = Path(arguments.report)
-        if path.is_dir():
-            raise UsageError(f"--report {path} is a folder; name a file, such as {path / 'report.html'}.")
-        check_folder("--report", str(path.parent))
 
 
 def _facts(report: Report) -> dict[str, object]:

@@ -108,7 +108,7 @@ def test_rows_of_chunks_are_asked_for_before_their_step(
         (["--draft-tokens", "8"], "draft_tokens = 8, and this bundle verifies at most 7"),
         (["--text", "/no/such/file"], "/no/such/file"),
         (["--plot", "bench.png"], "plots are SVG; name a file such as bench.svg, not 'bench.png'"),
-        (["--plot", "/no/such/folder/bench.svg"], "is no file in a folder that exists"),
+        (["--plot", "/no/such/folder/bench.svg"], "/no/such/folder is no folder; make it first"),
         (["--ngram-cache", "lots"], "expected an amount of memory such as 141G or 131GiB, found 'lots'"),
     ],
 )

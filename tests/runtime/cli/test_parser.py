@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from flashnext.runtime.cli.export import rope_scaling
-from flashnext.runtime.cli.parser import UsageError, check_folder, token_ids
+from flashnext.runtime.cli.main import main
+from flashnext.runtime.cli.parser import output_file, output_folder, token_ids
 
 
 @pytest.mark.parametrize("text", ["1,2,3", "1 2 3", "[1, 2, 3]", " 1,2, 3 "])
@@ -30,12 +31,51 @@ def test_rope_scaling(text: str, value: dict[str, object]) -> None:
 
 def test_a_folder_for_results_is_looked_at_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for name in (None, str(tmp_path), str(tmp_path / "new" / "deep")):
-        check_folder("--report", name)
-    for name, message in (("file", "is a file; name a folder"), ("file/new/deep", f"below the file {tmp_path}/file")):
-        with pytest.raises(UsageError, match=re.escape(message)):
-            check_folder("--report", str(tmp_path / name))
+    for name in ("", "new"):
+        assert output_folder(str(tmp_path / name)) == tmp_path / name
+    for name, message in (
+        ("file", f"{tmp_path}/file is a file; name a folder"),
+        ("new/deep", f"{tmp_path}/new is no folder; make it first"),
+        ("file/deep", f"{tmp_path}/file is no folder; make it first"),
+    ):
+        with pytest.raises(argparse.ArgumentTypeError, match=re.escape(message)):
+            output_folder(str(tmp_path / name))
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_for_results_is_looked_at_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("file", "new"):
+        assert output_file(str(tmp_path / name)) == tmp_path / name
+    for name, message in (
+        ("", f"{tmp_path} is a folder; name a file in it"),
+        ("new/file", f"{tmp_path}/new is no folder; make it first"),
+    ):
+        with pytest.raises(argparse.ArgumentTypeError, match=re.escape(message)):
+            output_file(str(tmp_path / name))
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["golden", "bundle", "--out", "{new}/golden"],
+        ["calibrate", "checkpoint", "--text", "x", "--out", "{new}/scales.json"],
+        ["calibrate", "checkpoint", "--text", "x", "--out", "scales.json", "--report", "{new}/report"],
+        ["residual", "checkpoint", "--text", "x", "--report", "{new}/report"],
+        ["validate", "bundle", "--report", "{new}/report.html"],
+        ["bench", "bundle", "--plot", "{new}/bench.svg"],
+        ["plugins", "build", "--out", "{new}/library.so"],
+        ["build", "bundle", "--timing-cache", "{new}/timings.bin"],
+    ],
+    ids=lambda words: " ".join(words[:1] + words[-2:-1]),
+)
+def test_no_output_makes_the_folders_above_it(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word.format(new=tmp_path / "new") for word in words]) == 2
+    assert f"{tmp_path}/new is no folder; make it first, or name another place" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["4", "yarn:", "yarn:x", "[1]", "{", "{}", '{"factor": 4}', "[" * 100_000])

@@ -122,7 +122,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
 ) -> None:
     (tmp_path / "file").touch()
     assert main(["plugins", "build", "--target", "90", "--out", str(tmp_path / "file/library.so")]) == 2
-    assert "is a file; name a folder" in capsys.readouterr().err
+    assert "/file is no folder; make it first" in capsys.readouterr().err
 
 
 def test_headers_folder_without_headers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
