@@ -18,7 +18,7 @@ from flashnext.builder.engine_manifest import ENGINES_FOLDER, FILE_NAME, KINDS, 
 from flashnext.builder.gpus import Gpu, find_gpu
 from flashnext.builder.memory import Estimate
 from flashnext.builder.profiles import ProfileOptions, Sizes, ranges, step_sizes
-from flashnext.builder.source_graph import read_graph, weight_bytes
+from flashnext.builder.source_graph import check_axes, read_graph, weight_bytes
 from flashnext.export.errors import BuildError
 from flashnext.export.graphs.manifest import GraphSpec, Manifest
 from flashnext.export.ops import schema
@@ -133,8 +133,10 @@ def _plans(
     sizes: Mapping[str, Sizes],
 ) -> list[ProposedPlan]:
     """The plans of one graph: one for all kinds of steps, or one each."""
+    model = onnx.load_model_from_string(graph)
+    check_axes(model)
     held = 0 if options.weights_as_inputs else weight_bytes(graph, manifest, weights)
-    custom = sum(n.domain == schema.DOMAIN for n in onnx.load_model_from_string(graph).graph.node)
+    custom = sum(n.domain == schema.DOMAIN for n in model.graph.node)
     each = {step: ranges(spec, values) for step, values in sizes.items()}
     largest = {step: {d: bounds[2] for d, bounds in values.items()} for step, values in sizes.items()}
     needed = {step: memory.estimate(spec, held, custom, values) for step, values in largest.items()}

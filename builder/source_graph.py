@@ -64,6 +64,20 @@ def weight_bytes(graph: bytes, manifest: Manifest, folder: Path) -> int:
     return total
 
 
+def check_axes(model: onnx.ModelProto) -> None:
+    """Raise a BundleError for a reduction that computes its axes: no TensorRT takes one, and bundles of earlier
+    releases have some (`export/graphs/plain_nodes.py` settles them)."""
+    constants = {t.name for t in model.graph.initializer}
+    constants |= {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
+    for node in model.graph.node:
+        axes = node.input[1] if node.op_type.startswith("Reduce") and len(node.input) > 1 else ""
+        if axes and axes not in constants:
+            raise BundleError(
+                f"The node {plain(node.name)} ({node.op_type}) computes the axes that it reduces, which TensorRT does "
+                "not take: the bundle is of an earlier release. Export the bundle again."
+            )
+
+
 def _check(name: str, where: dict[str, str], length: int, files: Iterable[str], folder: Path) -> None:
     location = where.get("location", "")
     if location not in files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from flashnext.builder import memory, plan_text, proposal
@@ -134,6 +136,19 @@ def test_what_cannot_be_built_is_refused(
     message = capsys.readouterr().err
     assert any(part in message for part in sentence.split("|")), message
     assert sorted(f.name for f in bundle_copy.iterdir()) == ["body.onnx", "generation_config.json", "manifest.json"]
+
+
+def test_a_bundle_of_an_earlier_release_is_to_be_exported_again(bundle_copy: Path, gpu: Answer) -> None:
+    """One whose graphs compute axes; before this was looked at, the parser of TensorRT said only what it missed."""
+    graph = onnx.load(bundle_copy / "body.onnx", load_external_data=False)
+    graph.graph.node.append(onnx.helper.make_node("ReduceMean", ["slots", "past_len"], ["mean"], name="mean"))
+    content = graph.SerializeToString()
+    (bundle_copy / "body.onnx").write_bytes(content)
+    text = (bundle_copy / "manifest.json").read_text()
+    old = Manifest.read(bundle_copy).graphs["body"].sha256
+    (bundle_copy / "manifest.json").write_text(text.replace(old, hashlib.sha256(content).hexdigest()))
+    with pytest.raises(FlashNextError, match=r"of an earlier release. Export the bundle again"):
+        proposed(bundle_copy)
 
 
 def test_tensorrt_refuses_what_does_not_fit_the_gpu(bundle_copy: Path, gpu: Answer) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import pytest
 
-from flashnext.builder.source_graph import read_graph, weight_bytes
+from flashnext.builder.source_graph import check_axes, read_graph, weight_bytes
 from flashnext.export.errors import BundleError
+from flashnext.export.graphs import plain_nodes
 from flashnext.export.graphs.manifest import Manifest
 
 Tensor = onnx.TensorProto
@@ -44,6 +46,22 @@ def test_a_weight_that_lies_elsewhere_is_refused(
     change(tensor)
     with pytest.raises(BundleError, match=sentence):
         weight_bytes(model.SerializeToString(), manifest, folder)
+
+
+def test_axes_that_are_computed_are_of_an_earlier_release() -> None:
+    """As torch.onnx leaves them: the constant axes of a mean go through a reshape to one dimension."""
+    text = """<ir_version: 10, opset_import: ["": 23]> g (float[B, 4] x) => (float[B] y) {
+        axes = Constant <value: tensor = int64[1] {-1}> ()
+        shape = Constant <value: tensor = int64[1] {-1}> ()
+        settled = Reshape (axes, shape)
+        [mean] y = ReduceMean <keepdims: int = 0> (x, settled)
+    }"""
+    model = onnx.parser.parse_model(text)
+    with pytest.raises(BundleError, match=r"mean \(ReduceMean\) computes the axes .* Export the bundle again"):
+        check_axes(model)
+    now = ir.serde.deserialize_model(model)
+    plain_nodes.settle(now)
+    check_axes(ir.serde.serialize_model(now))
 
 
 def test_a_checkpoint_that_is_not_there_is_told(tiny_bundle: Path, tmp_path: Path) -> None:
