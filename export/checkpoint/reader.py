@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -181,10 +181,10 @@ def _select(
         notes(f"Skipped {len(vision)} vision tensors (model.visual.*): only the text model is used.")
     activations = [n for n in raw if n.endswith(ACTIVATION_SCALES)]
     if activations:
-        notes(f"Skipped {len(activations):,} scales of activations ({activations[0]}, …): only weights are quantized.")
+        notes(f"Skipped {_scales(activations, 'activations')}: only weights are quantized.")
     caches = [n for n in raw if n.endswith(CACHE_SCALES)]
     if caches:
-        notes(f"Found {len(caches):,} scales of keys and values ({caches[0]}, …): for --kv-cache-dtype fp8 alone.")
+        notes(f"Found {_scales(caches, 'keys and values')}, which only an export with --kv-cache-dtype fp8 uses.")
     left_out = {*vision, *activations, *caches}
     tensors = _strip(folder, {n: t for n, t in raw.items() if n not in left_out})
     mtp = [n for n in tensors if n.startswith("mtp.")]
@@ -198,6 +198,11 @@ def _select(
         del tensors["lm_head.weight"]
         notes("Skipped lm_head.weight: config.json ties it to the embedding (tie_word_embeddings).")
     return tensors, config
+
+
+def _scales(names: Sequence[str], what: str) -> str:
+    """How many there are, with the first one's name."""
+    return f"1 scale of {what} ({names[0]})" if len(names) == 1 else f"{len(names):,} scales of {what} ({names[0]}, …)"
 
 
 def _forms(tensors: Mapping[str, TensorInfo]) -> Forms:
