@@ -3,8 +3,9 @@
     python benchmarks/engine_host_time.py BUNDLE [--batch 1] [--steps 5000]
 
 Needs no GPU and no TensorRT: both are played by stand-ins that do nothing (work that is queued is dropped), so what is
-left is the engine itself, the n-gram rows and the model runner. Prints a table and ends with one JSON line; the figure
-is the least of five runs, in microseconds of this process's CPU time.
+left is the engine itself, the n-gram rows and the model runner. Measured in turns: with the kernel that leaves rows of
+logits on the device (its host execution is compiled with g++ and loaded, not run), and with rows that are copied whole.
+Prints both and ends with one JSON line; a figure is the least of five runs, in microseconds of this process's CPU time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import shutil
 import sys
 import tempfile
 import time
@@ -23,17 +23,27 @@ from typing import Any
 
 import numpy as np
 
-from flashnext.builder.engine_manifest import EngineGraph, EngineManifest, Plan, Profile, bundle_identity
+from flashnext.builder.engine_manifest import (
+    EngineGraph,
+    EngineManifest,
+    Plan,
+    PluginLibrary,
+    Profile,
+    bundle_identity,
+)
 from flashnext.builder.profiles import ProfileOptions, ranges, step_sizes
 from flashnext.export.errors import message_at_exit
 from flashnext.export.graphs.manifest import GraphSpec, Manifest
+from flashnext.plugins import host_build
 from flashnext.runtime.cli.parser import whole_number
+from flashnext.runtime.engines.engine_set import EngineOptions
 from flashnext.runtime.engines.tensorrt import opening, plan
 from flashnext.runtime.engines.tensorrt.host_device import HostDevice
 from flashnext.runtime.model_runner import ModelRunner, StepBatch
 
 VERSION = "0.0"
 RUNS = 5
+PLUGINS = PluginLibrary("0" * 64, 1, "", "", ("90",))
 
 
 class Idle:
@@ -93,6 +103,7 @@ def idle_module(manifest: Manifest) -> Any:
         __version__=VERSION,
         ILogger=type("ILogger", (), {"Severity": severity}),
         Runtime=lambda logger: runtime,
+        get_plugin_registry=Idle,
         TensorIOMode=SimpleNamespace(INPUT=True),
         TensorLocation=SimpleNamespace(DEVICE=0),
         ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED=2),
@@ -100,8 +111,9 @@ def idle_module(manifest: Manifest) -> Any:
     )
 
 
-def write_engine(bundle: Path, manifest: Manifest, folder: Path) -> None:
+def write_engine(bundle: Path, manifest: Manifest, folder: Path, plugins: PluginLibrary | None) -> None:
     """An engine folder with plans that name their graphs."""
+    folder.mkdir()
     sizes = step_sizes(manifest, ProfileOptions())
     graphs = {}
     for name, spec in manifest.graphs.items():
@@ -112,22 +124,29 @@ def write_engine(bundle: Path, manifest: Manifest, folder: Path) -> None:
         profiles = tuple(Profile(step, f"{name}.plan", i, ranges(spec, found)) for i, (step, found) in steps)
         graphs[name] = EngineGraph(plans, profiles, (), dict(spec.states), in_place=True)
     identity = manifest.checkpoint.identity
-    EngineManifest("tensorrt", VERSION, (90,), "", bundle_identity(bundle), identity, graphs).write(folder)
+    built = EngineManifest("tensorrt", VERSION, (90,), "", bundle_identity(bundle), identity, graphs, plugins)
+    built.write(folder)
 
 
-def measure(runner: ModelRunner, batch: int, steps: int) -> float:
-    """Microseconds of a decode step."""
+def measure(runners: Mapping[str, ModelRunner], batch: int, steps: int) -> dict[str, float]:
+    """Microseconds of a decode step, by runner."""
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for _ in range(RUNS):
+        for name, runner in runners.items():
+            times[name].append(once(runner, batch, steps // RUNS))
+    return {name: min(found) * 1e6 for name, found in times.items()}
+
+
+def once(runner: ModelRunner, batch: int, steps: int) -> float:
+    """Seconds of a decode step."""
     rows = np.arange(batch, dtype=np.int32)
     length, one = np.full(batch, 5, np.int32), np.ones(batch, np.int32)
     context = np.zeros((batch, runner.manifest.config.ngram_size - 1), np.int64)
     step = StepBatch(one[:, None], rows, length, one, one, context, rows)
-    times = []
-    for _ in range(RUNS):
-        start = time.process_time()
-        for _ in range(steps // RUNS):
-            runner.step(step)
-        times.append((time.process_time() - start) / (steps // RUNS))
-    return min(times) * 1e6
+    start = time.process_time()
+    for _ in range(steps):
+        runner.step(step)
+    return (time.process_time() - start) / steps
 
 
 def run(bundle: Path, batch: int, steps: int) -> Mapping[str, Any]:
@@ -138,18 +157,18 @@ def run(bundle: Path, batch: int, steps: int) -> Mapping[str, Any]:
     names = {dtype: dtype for dtype in plan.DTYPES.values()}
     plan.DTYPES.update(names)
     opening.new_device = IdleDevice
-    folder = Path(tempfile.mkdtemp(prefix="engine_host_time-"))
-    try:
-        write_engine(bundle, manifest, folder)
-        from flashnext.runtime.engines.engine_set import EngineOptions
-
-        runner = ModelRunner.open(bundle, "tensorrt", options=EngineOptions(engine_path=folder))
-        found = measure(runner, batch, steps)
-        runner.close()
-    finally:
-        shutil.rmtree(folder)
+    kernels = host_build.build("plain", [host_build.SOURCES / "candidates/kernel.cu"])
+    opening.find_plugins = lambda *_: kernels
+    with tempfile.TemporaryDirectory(prefix="engine_host_time-") as folder:
+        runners = {}
+        for name, plugins in (("step_us", PLUGINS), ("whole_rows_us", None)):
+            write_engine(bundle, manifest, Path(folder) / name, plugins)
+            runners[name] = ModelRunner.open(bundle, "tensorrt", options=EngineOptions(engine_path=Path(folder) / name))
+        found = measure(runners, batch, steps)
+        for runner in runners.values():
+            runner.close()
     states = sum(len(graph.states) for name, graph in manifest.graphs.items() if name in ("head", "body"))
-    return {"batch": batch, "states": states, "step_us": round(found, 1)}
+    return {"batch": batch, "states": states, **{name: round(us, 1) for name, us in found.items()}}
 
 
 def main() -> int:
@@ -161,7 +180,8 @@ def main() -> int:
     with message_at_exit():
         found = run(options.bundle, options.batch, options.steps)
         print(
-            f"decode step of {found['batch']} sequences, {found['states']} states: {found['step_us']} us of host work"
+            f"decode step of {found['batch']} sequences, {found['states']} states: {found['step_us']} us of host work; "
+            f"{found['whole_rows_us']} us with whole rows of logits"
         )
         print(json.dumps(found))
     return 0

@@ -289,12 +289,14 @@ def _expert_weights(source: Source, name: str, shape: tuple[int, ...], weights: 
 
 
 def candidates(c: ModelConfig, step: Step, source: Source, *, count: int = 256) -> Launch:
-    """The largest logits of every token."""
+    """The largest logits of every token, and the sum over its row."""
     count = min(count, c.vocab_size)
     values: dict[str, Any] = {"logits": source.normal(step.tokens, c.vocab_size)}
     outputs = {"values": source.empty(step.tokens, count, dtype=F32)}
     outputs["indices"] = source.empty(step.tokens, count, dtype=torch.int32)
-    return Launch("candidates", {**values, **outputs}, nbytes(values), nbytes(outputs))
+    outputs["sums"] = source.empty(step.tokens, dtype=F32)
+    read = nbytes(values)
+    return Launch("candidates", {**values, **outputs, "inverse_temperature": 1.0}, read, nbytes(outputs))
 
 
 MAKERS = {

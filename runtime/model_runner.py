@@ -28,6 +28,7 @@ from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.engines.base import Array, Engine, numpy_dtype
 from flashnext.runtime.engines.engine_set import EngineOptions, StepLimits, open_engines
 from flashnext.runtime.hand_over import HandOver
+from flashnext.runtime.logits import Floats, LogitRows
 from flashnext.runtime.ngram import HostRows, RowsAhead, RowSource, Upcoming
 from flashnext.runtime.ngram_memory import check_room, table_bytes
 from flashnext.runtime.row_metrics import RowCounts, RowMetrics
@@ -60,8 +61,8 @@ class StepBatch:
 class StepOutput:
     """What the body returns."""
 
-    logits: NDArray[np.float32]
-    """[N, V]"""
+    logits: Floats | LogitRows
+    """[N, V]. An engine on a device may leave them there, too."""
     hidden: Array
     """[B, S, n, H] residual branches before the final Gated Residual: the draft layer's input (`hand_over` has more).
     An engine on a device may leave them there: then they can be cut and fed, until the next step."""
@@ -165,7 +166,7 @@ class ModelRunner:
 
     def mtp_step(
         self, token_ids: Ints, hidden: Array, slots: Ints, past_len: Ints, new_len: Ints, logit_rows: Ints
-    ) -> tuple[NDArray[np.float32], Array, Ints]:
+    ) -> tuple[Floats | LogitRows, Array, Ints]:
         """Draft layer on pairs (hidden state after position t, token t + 1), run at position t.
 
         Returns logits [N, V] (position t predicts token t + 2), its own states (like `StepOutput.hidden`) and the
@@ -194,7 +195,7 @@ class ModelRunner:
         blocks: Ints,
         blocks_len: Ints,
         logit_rows: Ints,
-    ) -> tuple[NDArray[np.float32], Array]:
+    ) -> tuple[Floats | LogitRows, Array]:
         """A later draft step: like `mtp_step`, with the blocks chosen when `blocks_len` tokens were seen."""
         out = self._run(
             "mtp_draft",

@@ -11,10 +11,10 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime.logits import Floats, LogitRow, LogitRows, likeliest
 from flashnext.runtime.outputs import DraftCounts, Logprob, Piece, RequestOutput, Timings
 from flashnext.runtime.sampler import Sampler, top_logprobs
 from flashnext.runtime.sampling_params import SamplingParams
@@ -75,7 +75,7 @@ class Request:
         """Note the time of the first step; later calls change nothing."""
         self._admitted = self._admitted or self._elapsed()
 
-    def accept(self, logits: NDArray[np.float32], drafts: Items[Draft] = ()) -> None:
+    def accept(self, logits: Floats | LogitRows, drafts: Items[Draft] = ()) -> None:
         """Take new tokens into sequence and text; may finish the request.
 
         `logits` [1 + drafts, V] are those behind the last token and behind each draft. Drafts stand while the sampled
@@ -110,15 +110,15 @@ class Request:
         """Who drafts for this request; None when nobody does (any more)."""
         return None if self._draft_length.off else self._params.drafter
 
-    def draft(self, logits: NDArray[np.float32]) -> None:
+    def draft(self, logits: Floats | LogitRow) -> None:
         """Add a draft from the draft layer's logits [V]."""
         drafts = self.sequence.drafts
         if self._params.drafter == "mtp-sampled":
             drafts.append(self._sampler.draft(logits, len(drafts)))
         else:
-            drafts.append(Draft(int(np.argmax(logits))))
+            drafts.append(Draft(likeliest(logits)))
 
-    def _take(self, token: int, logits: NDArray[np.float32], drafted: bool) -> None:
+    def _take(self, token: int, logits: Floats | LogitRow, drafted: bool) -> None:
         if self._logprobs is not None:
             self._logprobs.append(top_logprobs(logits, token, self._params.logprobs or 0))
         self.sequence.keep(token, drafted)

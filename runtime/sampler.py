@@ -4,6 +4,9 @@ Order and meaning follow vLLM: tokens that may not come yet are banned, penaltie
 highest logit is taken (temperature 0; ties go to the lower id) or temperature, min-p, top-k and top-p cut the
 distribution that is drawn from. Log probabilities are those of the raw logits.
 
+A row that stays on a device (`LogitRow`) is asked for its largest logits first, and for the rest only where they do not
+settle what may be drawn (shortlist.py).
+
 A draw depends only on the request's seed and the token's place: Philox is a counter-based generator, so draw number
 i exists without the draws before it, and neither the batch nor a rejected draft can shift it.
 """
@@ -14,19 +17,17 @@ import math
 import secrets
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashnext.export.errors import EngineError
+from flashnext.runtime.distribution import Tokens, Weights, distribution, largest
+from flashnext.runtime.logits import Floats, LogitRow, likeliest, whole
 from flashnext.runtime.outputs import Logprob
 from flashnext.runtime.sampling_params import Sampling
+from flashnext.runtime.shortlist import Shortlist
 from flashnext.runtime.speculation.draft import Draft
-
-Floats = NDArray[np.float32]
-NUCLEUS_FIRST_TRY = 1024
-"""top-p sorts this many of the largest first; sorting a whole vocabulary takes 20 ms and is seldom needed."""
 
 
 class Sampler:
@@ -50,7 +51,7 @@ class Sampler:
         self._penalties = Penalties(sampling, prompt) if sampling.has_penalties else None
         self._count = 0
 
-    def sample(self, logits: Floats, draft: Draft | None = None) -> int:
+    def sample(self, logits: Floats | LogitRow, draft: Draft | None = None) -> int:
         """The next token for logits [V]; it counts as said, so the next call samples the place after it.
 
         A draft stands if it is the token. One that was not drawn changes nothing: sampling as without it and
@@ -60,44 +61,83 @@ class Sampler:
         Raises:
             EngineError: the logits are not numbers.
         """
-        token = self._choose(self._prepare(logits), draft)
+        token = self._choose(logits, draft)
         self._count += 1
         if self._penalties:
             self._penalties.add(token)
         return token
 
-    def _prepare(self, logits: Floats) -> Floats:
-        early = self._count < self._min_tokens and len(self._stops) > 0
-        if not early and self._penalties is None:
-            return logits
-        logits = logits.copy()
-        if early:
-            logits[self._stops] = -np.inf
-        if self._penalties:
-            self._penalties.apply(logits)
-        return logits
-
-    def draft(self, logits: Floats, ahead: int) -> Draft:
+    def draft(self, logits: Floats | LogitRow, ahead: int) -> Draft:
         """Draw a draft from the draft layer's logits [V], for the place `ahead` of the next one."""
-        best = _best(logits)
+        tokens, weights = self._possible(logits, changed=False)
         if self._sampling.greedy:
-            return Draft(best)
-        tokens, weights = distribution(logits, self._sampling)
+            return Draft(int(tokens[0]))
         order = np.argsort(tokens)
         tokens, weights = tokens[order], weights[order] / weights.sum()
         chosen = draw(weights, uniform(self._seed, self._count + ahead, Stream.DRAFT))
         return Draft(int(tokens[chosen]), tokens, weights)
 
-    def _choose(self, logits: Floats, draft: Draft | None) -> int:
-        best = _best(logits)
-        if self._sampling.greedy:
-            return best
-        tokens, weights = distribution(logits, self._sampling)
+    def _choose(self, logits: Floats | LogitRow, draft: Draft | None) -> int:
+        tokens, weights = self._possible(logits, changed=True)
+        if len(tokens) == 1:
+            return int(tokens[0])
         if draft and draft.tokens is not None and draft.weights is not None:
             if verify(draft, tokens, weights, uniform(self._seed, self._count, Stream.VERIFICATION)):
                 return draft.token
             weights = beyond(draft, tokens, weights)
         return int(tokens[draw(weights, uniform(self._seed, self._count))])
+
+    def _possible(self, logits: Floats | LogitRow, changed: bool) -> tuple[Tokens, Weights]:
+        """Tokens that may be drawn and their weights (greedy: one); `changed`: by penalties and bans first."""
+        found = None if isinstance(logits, np.ndarray) else self._among_largest(logits, changed)
+        if found is not None:
+            return found
+        row = self._prepare(whole(logits)) if changed else whole(logits)
+        best = _best(row)
+        return _only(best) if self._sampling.greedy else distribution(row, self._sampling)
+
+    def _among_largest(self, row: LogitRow, changed: bool) -> tuple[Tokens, Weights] | None:
+        """The same from a row's largest logits; None if they do not settle it."""
+        short = Shortlist.of(row)
+        if short and changed:
+            short = self._shortened(short)
+        if short is None:
+            return None
+        if not self._sampling.greedy:
+            return short.distribution(self._sampling)
+        best = short.best()
+        return None if best is None else _only(best)
+
+    def _prepare(self, logits: Floats) -> Floats:
+        if not self._is_early and self._penalties is None:
+            return logits
+        logits = logits.copy()
+        if self._is_early:
+            logits[self._stops] = -np.inf
+        if self._penalties:
+            self._penalties.apply(logits)
+        return logits
+
+    def _shortened(self, short: Shortlist) -> Shortlist | None:
+        """`_prepare` for a row's largest logits; None where it may raise some of the others."""
+        if not self._is_early and self._penalties is None:
+            return short
+        if self._penalties and self._penalties.raise_logits:
+            return None
+        logits = short.logits.copy()
+        if self._is_early:
+            logits[np.isin(short.tokens, self._stops)] = -np.inf
+        if self._penalties:
+            self._penalties.apply(logits, short.tokens)
+        return short.lowered(logits)
+
+    @property
+    def _is_early(self) -> bool:
+        return self._count < self._min_tokens and len(self._stops) > 0
+
+
+def _only(token: int) -> tuple[Tokens, Weights]:
+    return np.array([token]), np.ones(1)
 
 
 def _best(logits: Floats) -> int:
@@ -106,7 +146,7 @@ def _best(logits: Floats) -> int:
     Raises:
         EngineError: the logits are not numbers.
     """
-    best = int(logits.argmax())  # a NaN if there is one
+    best = likeliest(logits)  # a NaN if there is one
     if not math.isfinite(logits[best]):
         raise EngineError(
             f"The model's logits hold {logits[best]}; the weights or the engine are broken. "
@@ -133,49 +173,25 @@ class Penalties:
         self._tokens[place] = token
         self._counts[place] += 1
 
-    def apply(self, logits: Floats) -> None:
-        """Change logits [V] in place: repetition, then frequency, then presence."""
-        tokens, counts = self._tokens[: len(self._place)], self._counts[: len(self._place)]
+    @property
+    def raise_logits(self) -> bool:
+        """Whether some token's logit may become larger."""
+        s = self._sampling
+        return s.repetition_penalty < 1 or s.frequency_penalty < 0 or s.presence_penalty < 0
+
+    def apply(self, logits: Floats, ids: NDArray[np.int32] | None = None) -> None:
+        """Change logits in place, of the tokens `ids` (None: of all): repetition, then frequency, then presence."""
+        if ids is None:
+            tokens, counts = self._tokens[: len(self._place)], self._counts[: len(self._place)]
+        else:
+            places = np.array([self._place.get(token, -1) for token in ids.tolist()], np.int64)
+            tokens = np.flatnonzero(places >= 0)
+            counts = self._counts[places[tokens]]
         values, repetition = logits[tokens], self._sampling.repetition_penalty
         values = np.where(values > 0, values / repetition, values * repetition)
         values -= self._sampling.frequency_penalty * counts
         values -= self._sampling.presence_penalty * (counts > 0)
         logits[tokens] = values
-
-
-def distribution(logits: Floats, sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Tokens that may be drawn and their weights (not normalised), for a temperature above 0.
-
-    min-p and top-k are both thresholds, so their order does not matter; equals of the k-th largest stay, as in vLLM.
-    """
-    tokens = _largest(logits, sampling.top_k) if sampling.top_k else np.arange(len(logits))
-    scaled = logits[tokens].astype(np.float64) / sampling.temperature
-    weights = np.exp(scaled - scaled.max())
-    likely = weights >= sampling.min_p if sampling.min_p > 0 else weights > 0
-    tokens, weights = tokens[likely], weights[likely]
-    if sampling.top_p < 1:
-        kept = _nucleus(weights, sampling.top_p)
-        tokens, weights = tokens[kept], weights[kept]
-    return tokens, weights
-
-
-def _largest(values: NDArray[Any], count: int) -> NDArray[np.int64]:
-    """Indices of the `count` largest values and of all that equal the last of them, in ascending order."""
-    if count >= len(values):
-        return np.arange(len(values))
-    return np.flatnonzero(values >= np.partition(values, -count)[-count])
-
-
-def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """The fewest largest weights whose sum reaches `top_p` of the total (at least one); ties to the lower index."""
-    wanted = top_p * weights.sum()
-    for size in (NUCLEUS_FIRST_TRY, len(weights)):
-        chosen = _largest(weights, size)
-        order = chosen[np.argsort(-weights[chosen], kind="stable")]
-        reached = np.cumsum(weights[order])
-        if reached[-1] >= wanted:
-            break
-    return order[: int(np.searchsorted(reached, wanted)) + 1]
 
 
 def verify(draft: Draft, tokens: NDArray[np.int64], weights: NDArray[np.float64], fraction: float) -> bool:
@@ -222,15 +238,26 @@ def uniform(seed: int, place: int, stream: Stream = Stream.TOKEN) -> float:
     return float(np.random.Generator(np.random.Philox(key=seed % (1 << 64), counter=counter)).random())
 
 
-def top_logprobs(logits: Floats, token: int, count: int) -> dict[int, Logprob]:
+def top_logprobs(logits: Floats | LogitRow, token: int, count: int) -> dict[int, Logprob]:
     """Log probabilities of `token` and of the `count` most likely tokens of the raw distribution, best first."""
-    wide = logits.astype(np.float64)
+    if not isinstance(logits, np.ndarray) and count <= len(logits.tokens) and token in logits.tokens:
+        return _known_logprobs(logits, token, count)
+    wide = whole(logits).astype(np.float64)
     top = wide.max()
     shift = top + np.log(np.exp(wide - top).sum())
     rank = 1 + int((wide > wide[token]).sum()) + int((wide[:token] == wide[token]).sum())
     found = {}
     if count:
-        chosen = _largest(wide, count)
+        chosen = largest(wide, count)
         order = chosen[np.argsort(-wide[chosen], kind="stable")][:count]
         found = {int(t): Logprob(float(wide[t] - shift), i + 1) for i, t in enumerate(order)}
     return found | {token: Logprob(float(wide[token] - shift), rank)}
+
+
+def _known_logprobs(row: LogitRow, token: int, count: int) -> dict[int, Logprob]:
+    """The same where all of them are among the row's largest."""
+    wide = row.logits.astype(np.float64)
+    shift = wide[0] + math.log(row.sum(1.0))
+    place = int(np.flatnonzero(row.tokens == token)[0])
+    places = [*range(count), place]
+    return {int(row.tokens[i]): Logprob(float(wide[i] - shift), i + 1) for i in places}

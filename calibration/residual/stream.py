@@ -260,7 +260,7 @@ class ResidualModel:
         out = self._runner.step(self._batch(fed, np.zeros(rows), np.zeros(rows), wanted, self._no_context(rows)))
         if drafts and self.config.has_mtp:
             self._run_drafts(np.ascontiguousarray(tokens[:, 1:]), out.hidden)
-        return out.logits.reshape(rows, length if logits else 0, self.config.vocab_size)
+        return np.asarray(out.logits).reshape(rows, length if logits else 0, self.config.vocab_size)
 
     def greedy(self, prompts: NDArray[np.int32], count: int, storage: Storage | None = None) -> NDArray[np.int32]:
         """The `count` tokens [B, count] that greedy decoding writes after prompts [B, S], S above 1."""
@@ -274,7 +274,7 @@ class ResidualModel:
             context = text[:, :kept][:, -(self.config.ngram_size - 1) :] if kept else self._no_context(rows)
             out = self._runner.step(self._batch(fed, past, accepted, last, context))
             kept = text.shape[1]
-            text = np.concatenate([text, out.logits.argmax(-1).astype(np.int32)[:, None]], axis=1)
+            text = np.concatenate([text, np.asarray(out.logits).argmax(-1).astype(np.int32)[:, None]], axis=1)
             if text.shape[1] == prompts.shape[1] + count:
                 return text[:, prompts.shape[1] :]
 

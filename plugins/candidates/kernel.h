@@ -1,4 +1,4 @@
-// Candidates: the largest logits of each row, sorted. Two launches.
+// Candidates: the largest logits of each row, sorted, and a sum over the row. Two launches.
 #pragma once
 
 #include "candidates/params.h"

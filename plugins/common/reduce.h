@@ -38,4 +38,14 @@ __device__ __forceinline__ void block_sum(float (&values)[N], float* parts) {
   }
 }
 
+// The largest over the block; every thread gets it. `parts` and the barrier as for block_sum. A NaN is passed over.
+__device__ __forceinline__ float block_max(float value, float* parts) {
+  const int warp = threadIdx.x / kWarpSize, warps = (blockDim.x + kWarpSize - 1) / kWarpSize;
+  value = warp_max(value);
+  if (threadIdx.x % kWarpSize == 0) parts[warp] = value;
+  __syncthreads();
+  for (int w = 0; w < warps; w++) value = fmaxf(value, parts[w]);
+  return value;
+}
+
 }  // namespace flashnext

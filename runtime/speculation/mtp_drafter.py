@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from flashnext.runtime.engines.base import Array
 from flashnext.runtime.hand_over import join
+from flashnext.runtime.logits import Floats, LogitRows
 from flashnext.runtime.model_runner import Ints
 from flashnext.runtime.speculation.draft import Progress
 
-Logits = NDArray[np.float32]
+Logits = Floats | LogitRows
 
 
 class DraftLayer(Protocol):
@@ -64,8 +65,8 @@ class MtpDrafter:
             if depth:
                 drafting, last = _split(drafting, wanted > depth)
                 logits, states = self._later(rows, drafting, [states[i] for i in last], seen, depth, blocks)
-            for row, row_logits in zip(drafting, logits, strict=True):
-                rows[row].request.draft(row_logits)
+            for place, row in enumerate(drafting):
+                rows[row].request.draft(logits[place])
 
     def _catch_up(self, rows: Sequence[Progress], wanted: NDArray[Any]) -> tuple[Logits, Sequence[Array], Ints]:
         """Feed all kept positions; logits [D, V] and states D x [1, n, H] of the rows that want drafts, all blocks."""

@@ -1,4 +1,4 @@
-"""Cases of the candidate selection, with what a stable sort gives."""
+"""Cases of the candidate selection, with what a stable sort and a sum in double precision give."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from kernel_checks import Case, normal, poisoned
 
 
 def candidates_case(
-    *, rows: int, vocabulary: int, count: int, dtype: torch.dtype = torch.float32, logits: str = "free", seed: int = 0
+    *,
+    rows: int,
+    vocabulary: int,
+    count: int,
+    dtype: torch.dtype = torch.float32,
+    logits: str = "free",
+    seed: int = 0,
+    temperature: float = 1.0,
+    scale: float = 1.0,
 ) -> Case:
-    """`logits`: "free", "tied" (few values, both zeros among them), "equal" or "infinite" (most of them -inf)."""
+    """`logits`: "free" (times `scale`), "tied" (few values, both zeros among them), "equal" or "infinite" (most of them
+    -inf)."""
     g = torch.Generator().manual_seed(seed)
-    values = normal(g, rows, vocabulary, dtype=dtype)
+    values = normal(g, rows, vocabulary, dtype=dtype, scale=scale)
     if logits == "tied":
         values = values.round()
     if logits == "equal":
@@ -20,5 +29,8 @@ def candidates_case(
         values[values < 2] = -torch.inf
     best = values.float().sort(dim=-1, descending=True, stable=True)
     expected = {"values": best.values[:, :count], "indices": best.indices[:, :count].int()}
+    exponents = (values.double() - values.double().amax(-1, keepdim=True)) / temperature
+    expected["sums"] = exponents.exp().sum(-1).float()
     outputs = {"values": poisoned(rows, count), "indices": poisoned(rows, count, dtype=torch.int32)}
-    return Case("candidates", {"logits": values, **outputs}, expected)
+    values = {"logits": values, **outputs, "sums": poisoned(rows), "inverse_temperature": 1 / temperature}
+    return Case("candidates", values, expected)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashnext.export.errors import EngineError
-from flashnext.runtime import sampler as sampling_module
-from flashnext.runtime.sampler import Penalties, Sampler, distribution, draw, top_logprobs, uniform
+from flashnext.runtime import distribution as distribution_module
+from flashnext.runtime.distribution import distribution
+from flashnext.runtime.sampler import Penalties, Sampler, draw, top_logprobs, uniform
 from flashnext.runtime.sampling_params import Sampling, SamplingParams
 
 
@@ -179,4 +180,4 @@ def test_ranks_of_equals_follow_their_ids() -> None:
 
 
 def test_the_quick_nucleus_is_meant_for_large_vocabularies() -> None:
-    assert sampling_module.NUCLEUS_FIRST_TRY < 5000  # else the test above compares nothing
+    assert distribution_module.NUCLEUS_FIRST_TRY < 5000  # else the test above compares nothing

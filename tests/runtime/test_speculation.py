@@ -18,8 +18,9 @@ from remembering_model import alone, request, start
 
 from flashnext.export.errors import EngineError, RequestError
 from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime.distribution import distribution
 from flashnext.runtime.request import Request
-from flashnext.runtime.sampler import Sampler, distribution
+from flashnext.runtime.sampler import Sampler
 from flashnext.runtime.sampling_params import SamplingParams
 from flashnext.runtime.sequence import Sequence as TokenSequence
 from flashnext.runtime.speculation.draft import Draft, Progress

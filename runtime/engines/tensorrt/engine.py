@@ -5,9 +5,8 @@ takes (`resident`) stay where they are; the others are copied to pinned memory, 
 decode shape that comes up again is captured as a CUDA graph: the first run of a shape lets TensorRT do what it defers,
 and after the second the same run is captured, so that no step is lost to capturing.
 
-What a step costs beyond the graph: a row of logits in float32 is 1 MB at a vocabulary of 248,320 and goes to the host
-whole, some 20 microseconds over PCIe 5, because the sampler takes rows. A kernel that picks the largest few hundred
-exists (plugins/candidates) and is not called here.
+Logits stay on the device where the engine has kernels of its own: a row in float32 is 1 MB at a vocabulary of 248,320,
+and of it the largest go to the host (candidates.py). Without (TensorRT for RTX) rows are copied whole.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from flashnext.export.errors import EngineError
 from flashnext.export.graphs.manifest import GraphSpec, TensorSpec
 from flashnext.runtime.engines.base import Array, check_array, numpy_dtype
 from flashnext.runtime.engines.tensorrt.arrays import Buffer, DeviceArray, Joined
+from flashnext.runtime.engines.tensorrt.candidates import FORMATS, CandidateSelection
 from flashnext.runtime.engines.tensorrt.plan import Context, Plan
 from flashnext.runtime.engines.tensorrt.session import Session
 from flashnext.runtime.engines.tensorrt.shapes import choose, most_bytes, plan_form
@@ -34,6 +34,7 @@ MAX_GRAPHS = 64
 """Captured graphs of one graph of the bundle; the least recently used go first."""
 CAPTURED_AFTER = 2
 """Runs of a shape after which it is captured."""
+LOGITS = "logits"
 LOGGER = logging.getLogger("flashnext.tensorrt")
 
 Fed = Array | DeviceArray | Joined
@@ -47,7 +48,8 @@ class TensorRTEngine:
         graph: what the engine folder says of it.
         plans: its plans by file.
         window: steps of at most this many tokens a sequence are decode steps.
-        resident: outputs that stay on the device, as `DeviceArray`s, until the graph runs again.
+        resident: outputs that stay on the device, as `DeviceArray`s, until the graph runs again; "logits" as
+            `DeviceLogits`, where there is a kernel for them.
     """
 
     def __init__(
@@ -60,7 +62,8 @@ class TensorRTEngine:
         resident: frozenset[str] = frozenset(),
     ) -> None:
         self.spec = spec
-        self._graph, self._session, self._window, self._resident = graph, session, window, resident
+        self._graph, self._session, self._window = graph, session, window
+        self._resident = resident - {LOGITS}
         self._inputs = {t.name: t for t in spec.inputs}
         self._small = {t.name for t in spec.inputs if _is_small(t)}
         self._shapes = {t.name: plan_form(t, graph.codes)[1] for t in spec.inputs}
@@ -72,7 +75,9 @@ class TensorRTEngine:
         self._outputs = {
             t.name: session.buffer(output_bytes(t, spec, graph)) for t in spec.outputs if t.role != "state"
         }
+        self._candidates = self._new_selection() if LOGITS in resident else None
         self._larger: dict[str, Buffer] = {}
+        self._kept = (self._resident | ({LOGITS} if self._candidates else set())) & self._outputs.keys()
         self._consumed = session.device.new_event()
         self._ids = self._staging([t for t in spec.inputs if _is_small(t)], on_side=False)
         self._large: dict[str, Staging] = {}
@@ -106,13 +111,18 @@ class TensorRTEngine:
         """
         sizes, profile = self._prepared(feeds)
         addresses = self._stage(feeds)
-        for name in self._resident & self._outputs.keys():
+        for name in self._kept:
             self._outputs[name].generation += 1
         self._run(profile, sizes, addresses)
         for state in self._turning:
             state.ran()
         self._session.device.record(self._consumed, self._session.stream)
         return self._collect(sizes)
+
+    @property
+    def whole_rows(self) -> int:
+        """Rows of logits that somebody wanted whole though their largest were there."""
+        return self._candidates.whole_rows if self._candidates else 0
 
     def close(self) -> None:
         """Let go of captured graphs and pinned memory; the engine cannot be used afterwards."""
@@ -198,18 +208,32 @@ class TensorRTEngine:
         for spec in self.spec.outputs:
             if spec.name in self._outputs:
                 context.set_address(spec.name, self._buffer(spec, sizes).memory.address)
-        context.execute(stream)
+        queue = self._queued(context, sizes)
+        queue()
         self._runs[key] += 1
         if profile.name == "decode" and self._runs[key] >= CAPTURED_AFTER and not self.capture_failure:
-            self._capture(context, key)
+            self._capture(context, key, queue)
 
-    def _capture(self, context: Context, key: Key) -> None:
+    def _queued(self, context: Context, sizes: Mapping[str, int]) -> Callable[[], None]:
+        """Queues a run, and behind it the kernel that picks the largest logits."""
+        stream, selection = self._session.stream, self._selection(sizes)
+        if selection is None:
+            return partial(context.execute, stream)
+        launch = selection.launch(sizes["N"])
+
+        def queue() -> None:
+            context.execute(stream)
+            launch()
+
+        return queue
+
+    def _capture(self, context: Context, key: Key, queue: Callable[[], None]) -> None:
         """Capture the run that was just queued, for the next step like it; without it, steps cost more host time."""
         device, stream = self._session.device, self._session.stream
         if not context.capturable(stream):
             return
         try:
-            self._captured[key] = device.capture(stream, partial(context.execute, stream))
+            self._captured[key] = device.capture(stream, queue)
         except EngineError as cause:
             self.capture_failure = str(cause)
             LOGGER.warning("Steps of %s run without CUDA graphs: %s", self.spec.file, cause)
@@ -227,6 +251,19 @@ class TensorRTEngine:
             self._larger[spec.name] = self._session.buffer(most_bytes(spec, self.spec, self._graph))
         return self._larger[spec.name]
 
+    def _new_selection(self) -> CandidateSelection | None:
+        """None where there is no kernel."""
+        session, spec = self._session, next((t for t in self.spec.outputs if t.name == LOGITS), None)
+        if session.kernels is None or spec is None or spec.dtype not in FORMATS:
+            return None
+        buffer, dtype, vocabulary = self._outputs[LOGITS], numpy_dtype(spec.dtype), int(spec.shape[-1])
+        rows = buffer.memory.nbytes // (vocabulary * dtype.itemsize)
+        return CandidateSelection(session, session.kernels, buffer, vocabulary, dtype, rows)
+
+    def _selection(self, sizes: Mapping[str, int]) -> CandidateSelection | None:
+        """None where rows go to the host whole: all of a chunk's, for a score, have no use for the largest."""
+        return self._candidates if self._candidates and sizes["N"] <= self._candidates.rows else None
+
     def _collect(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The outputs that are not states; waits for the device if one of them goes to the host."""
         session, found = self._session, dict[str, Any]()
@@ -238,6 +275,8 @@ class TensorRTEngine:
             if spec.name in self._resident:
                 address = buffer.memory.address
                 found[spec.name] = DeviceArray(session.device, session.stream, address, shape, dtype, buffer)
+            elif spec.name == LOGITS and (selection := self._selection(sizes)):
+                found[spec.name] = selection.collect(sizes["N"])
             else:
                 found[spec.name] = session.result(buffer.memory.address, shape, dtype)
         if any(not isinstance(value, DeviceArray) for value in found.values()):

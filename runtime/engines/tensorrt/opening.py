@@ -30,9 +30,9 @@ from flashnext.runtime.engines.tensorrt.session import Session
 from flashnext.runtime.engines.tensorrt.shapes import limits
 from flashnext.runtime.states import state_specs
 
-RESIDENT = {"head": None, "body": ("hidden", "hidden_token_scale")}
-"""Outputs that stay on the device, by graph (None: all); the draft layer's are `hidden_out`."""
-DRAFT_RESIDENT = ("hidden_out", "hidden_out_token_scale")
+RESIDENT = {"head": None, "body": ("hidden", "hidden_token_scale", "logits")}
+"""Outputs that stay on the device, by graph (None: all); the draft layer's are `hidden_out` and its logits."""
+DRAFT_RESIDENT = ("hidden_out", "hidden_out_token_scale", "logits")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def open_bundle(
     """Every graph of a bundle, with weights and states in the device's memory.
 
     Args:
-        resident: leave on the device what only other graphs take; else every output is a numpy array.
+        resident: leave on the device what only other graphs take, and logits; else every output is a numpy array.
 
     Raises:
         EngineError: there is no engine that fits, or the device has too little memory.
@@ -106,7 +106,7 @@ def make_engine(opened: Opened, manifest: Manifest, graph: str, resident: frozen
 
 
 def resident_outputs(graph: str, spec: GraphSpec) -> frozenset[str]:
-    """The outputs of a graph that only other graphs take."""
+    """The outputs of a graph that other graphs take, or of which the host takes little."""
     names = RESIDENT.get(graph, DRAFT_RESIDENT)
     return frozenset(t.name for t in spec.outputs if t.role != "state" and (names is None or t.name in names))
 

@@ -10,7 +10,15 @@ from typing import Any
 
 from onnxruntime_plans import VERSION
 
-from flashnext.builder.engine_manifest import EngineGraph, EngineManifest, Plan, Profile, Range, bundle_identity
+from flashnext.builder.engine_manifest import (
+    EngineGraph,
+    EngineManifest,
+    Plan,
+    PluginLibrary,
+    Profile,
+    Range,
+    bundle_identity,
+)
 from flashnext.export.graphs.manifest import GraphSpec, Manifest
 from flashnext.runtime.engines.tensorrt.host_device import HostDevice
 from flashnext.runtime.engines.tensorrt.shapes import plan_form
@@ -19,6 +27,8 @@ Machine = Callable[..., HostDevice]
 """The fixture `machine`."""
 CHUNK = 48
 """Most tokens of a prefill step."""
+PLUGINS = PluginLibrary("a" * 64, 1, "table", "10.14", ("90",))
+"""What an engine with `plugins` says that it was built with."""
 
 
 def write_engine(

@@ -26,8 +26,9 @@ def make_session(kernel_library: Path, seed: int | None = None) -> Session:
 
 
 def candidates_values(session: Session, rows: int, vocabulary: int, count: int) -> dict[str, Any]:
-    shapes = {"logits": ((rows, vocabulary), F32), "values": ((rows, count), F32), "indices": ((rows, count), INT)}
-    return {name: session.array(shape, dtype) for name, (shape, dtype) in shapes.items()}
+    shapes = {"logits": (rows, vocabulary), "values": (rows, count), "indices": (rows, count), "sums": (rows,)}
+    values: dict[str, Any] = {n: session.array(s, INT if n == "indices" else F32) for n, s in shapes.items()}
+    return values | {"inverse_temperature": 1.0}
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])

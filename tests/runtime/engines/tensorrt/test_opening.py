@@ -18,7 +18,7 @@ from flashnext.export.graphs.manifest import Manifest
 from flashnext.plugins.tensorrt import library
 from flashnext.runtime import LLM
 from flashnext.runtime.cli.main import main
-from flashnext.runtime.engines.tensorrt import fitting, opening
+from flashnext.runtime.engines.tensorrt import fitting
 from flashnext.runtime.engines.tensorrt.cuda_device import CudaDevice
 from flashnext.runtime.engines.tensorrt.plan import MODULES, Library
 
@@ -157,18 +157,12 @@ def test_too_little_memory_is_said_before_it_is_taken(engine: Path, machine: Mac
 
 
 def test_an_engine_with_plugins_needs_the_library_that_it_was_built_with(
-    engine: Path, machine: Machine, kernel_library: Path, monkeypatch: pytest.MonkeyPatch
+    engine_with_kernels: Path, machine: Machine, kernel_library: Path
 ) -> None:
     machine()
-    folder = engine / "engines/tensorrt-sm90"
-    raw = json.loads((folder / "engine.json").read_text())
-    raw["plugins"] = {"sha256": "a" * 64, "op_version": 1, "op_table": "t", "headers": "10.14"}
-    raw["plugins"]["capabilities"] = ["90"]
-    (folder / "engine.json").write_text(json.dumps(raw))
-    monkeypatch.setattr(opening, "find_plugins", lambda *_: kernel_library)
     module.loaded_libraries.clear()
     for _ in range(2):
-        LLM(engine, engine="tensorrt").close()
+        LLM(engine_with_kernels, engine="tensorrt").close()
         machine()
     assert module.loaded_libraries == [str(kernel_library)]  # once: a second time TensorRT would refuse it
 
