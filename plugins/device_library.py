@@ -25,7 +25,6 @@ from flashnext.plugins.host_build import (
     cache_folder,
     digest,
     kernel_sources,
-    locked,
     make,
     source_key,
 )
@@ -76,10 +75,10 @@ def build(target: str) -> Path:
         name = f"{source.parent.name}-{source.stem}-sm{target}-{source_key(source, [version, *flags])}.o"
         return make(folder / name, [nvcc, *flags, "-c", str(source)])
 
-    with locked(folder), ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILERS)) as pool:
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILERS)) as pool:
         objects = list(pool.map(compiled, [SOURCES / "abi.cpp", *kernel_sources()]))
-        library = folder / f"kernels-sm{target}-{digest([o.name for o in objects])}.so"
-        return make(library, [nvcc, f"-arch=sm_{target}", "-shared", *map(str, objects)])
+    library = folder / f"kernels-sm{target}-{digest([o.name for o in objects])}.so"
+    return make(library, [nvcc, f"-arch=sm_{target}", "-shared", *map(str, objects)])
 
 
 def gpu_target() -> str:

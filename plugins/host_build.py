@@ -2,7 +2,8 @@
 
 Every source becomes an object file that is named by a hash of all it is made from (the source, the headers that it
 includes, the flags, the compiler), so a change compiles only what it touches. The folder is `host-kernels` under
-$FLASHNEXT_CACHE or ~/.cache/flashnext; what nobody used for a month is removed from it.
+$FLASHNEXT_CACHE or ~/.cache/flashnext; what nobody used for a month is removed from it. Processes may build side by
+side: each file is made once, and who needs the same one waits for it.
 
 Kinds of build: "plain" gives a shared library that is loaded into this process; "address" (with the undefined-behaviour
 sanitizer) and "thread" give the program of host/replay.cpp, since a sanitizer has to be there from a process's start.
@@ -22,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 from flashnext.export.errors import PluginError
 
@@ -74,11 +76,10 @@ def build_from(jobs: Sequence[Job], kind: str, shared: bool, name: str = "", lin
         PluginError: there is no g++, or it fails.
     """
     folder = cache_folder()
-    with locked(folder):
-        with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILERS)) as pool:
-            objects = list(pool.map(lambda job: _compile(folder, *job), jobs))
-        result = _link(folder, objects, kind, shared, name or ("kernels" if shared else "replay"), link)
-        remove_old(folder)
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILERS)) as pool:
+        objects = list(pool.map(lambda job: _compile(folder, *job), jobs))
+    result = _link(folder, objects, kind, shared, name or ("kernels" if shared else "replay"), link)
+    remove_old(folder)
     return result
 
 
@@ -109,11 +110,30 @@ def compiler() -> tuple[str, str]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One build at a time: test processes that start side by side wait for the first one's result."""
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def locked(target: Path) -> Iterator[None]:
+    """One thread of all processes at a time makes or removes a file.
+
+    The lock is a file beside it that goes when it is let go of. Who has waited for one that is gone takes the next.
+    """
+    path = target.with_name(f".{target.name}.lock")
+    while True:
+        with path.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_at(lock, path):
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Whether an open file is still the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _compile(folder: Path, source: Path, flags: Sequence[str]) -> Path:
@@ -131,17 +151,30 @@ def _link(folder: Path, objects: Sequence[Path], kind: str, shared: bool, name: 
 
 
 def make(target: Path, command: Sequence[str]) -> Path:
-    """Run the command (which gets `-o target`) unless the target is there."""
-    if target.exists():
-        target.touch()
+    """Run the command (which gets `-o target`) unless the target is there.
+
+    Raises:
+        PluginError: the command fails.
+    """
+    if target.exists() and not os.access(
+        target.parent, os.W_OK
+    ):  # a cache that is only read: its age matters to nobody
         return target
-    unfinished = target.with_suffix(".unfinished")
+    with locked(target):
+        if target.exists():
+            target.touch()
+        else:
+            _run(command, target)
+    return target
+
+
+def _run(command: Sequence[str], target: Path) -> None:
+    unfinished = target.with_name(f".{target.name}.unfinished")
     run = subprocess.run([*command, "-o", str(unfinished)], capture_output=True, text=True, check=False)
     if run.returncode:
         name = Path(command[0]).name
         raise PluginError(f"{name} failed. The command:\n{' '.join(command)}\nIts messages:\n{run.stderr}")
     unfinished.replace(target)
-    return target
 
 
 def digest(parts: Sequence[str]) -> str:
@@ -169,7 +202,16 @@ def _with_headers(source: Path) -> set[Path]:
 
 
 def remove_old(folder: Path) -> None:
-    limit = time.time() - MAX_AGE_S
+    """Remove the folder's files that nobody used for a month, and what killed processes have left as long."""
     for file in folder.iterdir():
-        if file.is_file() and file.stat().st_mtime < limit:
-            file.unlink(missing_ok=True)
+        if _is_old(file):
+            with locked(file):
+                if _is_old(file):  # still: who uses a file says so under its lock
+                    file.unlink(missing_ok=True)
+
+
+def _is_old(file: Path) -> bool:
+    try:
+        return file.is_file() and file.stat().st_mtime < time.time() - MAX_AGE_S
+    except FileNotFoundError:
+        return False

@@ -11,11 +11,10 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from flashnext.export.errors import PluginError
-from flashnext.plugins.host_build import cache_folder, compiler, locked, make, source_key
+from flashnext.plugins.host_build import cache_folder, compiler, make, source_key
 
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 
@@ -38,9 +37,4 @@ def build(name: str, source: Path, flags: Sequence[str]) -> Path:
     """
     path, version = compiler()
     target = cache_folder() / f"{name}-{source_key(source, [version, *flags])}.so"
-    if target.exists():  # without the lock, behind which others may compile for minutes
-        with suppress(OSError):  # a folder that is only read: its age matters to nobody
-            target.touch()
-        return target
-    with locked(target.parent):
-        return make(target, [path, *flags, str(source)])
+    return make(target, [path, *flags, str(source)])

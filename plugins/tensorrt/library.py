@@ -34,7 +34,7 @@ from flashnext.export.progress import progress_bar
 from flashnext.plugins import device_library, host_build
 from flashnext.plugins.cuda_tools import find_tool
 from flashnext.plugins.device_check import TARGETS as TARGETS
-from flashnext.plugins.host_build import SOURCES, Job, cache_folder, digest, kernel_sources, locked, make, source_key
+from flashnext.plugins.host_build import SOURCES, Job, cache_folder, digest, kernel_sources, make, source_key
 from flashnext.plugins.tensorrt import table
 from flashnext.plugins.tensorrt.headers import Headers, find_headers, read_headers
 
@@ -153,14 +153,12 @@ def build(targets: Sequence[str] = TARGETS, headers: str | Path | None = None, o
     jobs += [(s, [*f, *device_library.FLAGS, *(code if "-x" in f else [])]) for s, f in _plugin_jobs(found, targets)]
     cache = _folder()
     cache.mkdir(exist_ok=True)
-    # A lock of its own: compiling takes minutes, in which tests may build for the host execution.
-    with locked(cache):
-        objects = _compile_all(nvcc, jobs, version, cache)
-        folder = cache / digest([o.name for o in objects])
-        folder.mkdir(exist_ok=True)
-        link = [nvcc, "-shared", "-cudart=static", "-Xlinker", "--exclude-libs=ALL", *code]
-        library = make(folder / FILE_NAME, [*link, *map(str, objects)])
-        host_build.remove_old(cache)
+    objects = _compile_all(nvcc, jobs, version, cache)
+    folder = cache / digest([o.name for o in objects])
+    folder.mkdir(exist_ok=True)
+    link = [nvcc, "-shared", "-cudart=static", "-Xlinker", "--exclude-libs=ALL", *code]
+    library = make(folder / FILE_NAME, [*link, *map(str, objects)])
+    host_build.remove_old(cache)
     return check(_copied(library, Path(out)) if out else library)
 
 
