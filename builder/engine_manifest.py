@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from flashnext.export.errors import EngineError
-from flashnext.export.files import open_regular, plain, read_json_object
+from flashnext.export.files import open_regular, plain
 from flashnext.export.graphs.manifest import FILE_NAME as BUNDLE_MANIFEST
 from flashnext.export.graphs.manifest import MAX_MANIFEST_BYTES
+from flashnext.export.versioned_json import VersionedJson
 
 FORMAT_VERSION = 1
 FILE_NAME = "engine.json"
@@ -35,7 +36,7 @@ KINDS = ("tensorrt", "tensorrt-rtx")
 STEPS = ("decode", "prefill")
 """Kinds of steps: those with at most W tokens a sequence (decode, verification), and longer ones (prefill)."""
 NOT_RUN, PASSED = "not run", "passed"
-MAX_JSON_BYTES = 16 << 20
+FILE = VersionedJson("an engine's manifest", FORMAT_VERSION, 16 << 20, EngineError, "Build the engine again.")
 MAX_DIMENSIONS = 8
 VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,4}")
 
@@ -166,19 +167,11 @@ class EngineManifest:
         path = Path(folder) / FILE_NAME
         if not path.is_file():
             raise EngineError(f"{folder} holds no engine (no {FILE_NAME}). Build one with: flashnext build BUNDLE")
-        raw = read_json_object(path, EngineError, "an engine's manifest", MAX_JSON_BYTES)
-        version = raw.get("format_version")
-        if version != FORMAT_VERSION:
-            raise EngineError(
-                f"{path} has format version {version!r:.40}, this release reads {FORMAT_VERSION}. "
-                "Build the engine again."
-            )
-        try:
+        raw = FILE.read(path)
+        with FILE.parsing(path):
             manifest = _from_raw(raw)
-        except (KeyError, TypeError, ValueError, AttributeError) as cause:
-            raise EngineError(f"{path} is damaged ({cause!r:.200}). Build the engine again.") from None
         if fault := next(_faults(manifest, path.parent), ""):
-            raise EngineError(f"{path} cannot be used: {fault}. Build the engine again.")
+            raise EngineError(f"{path} cannot be used: {fault}. {FILE.remedy}")
         return manifest
 
     def check_bundle(self, bundle: str | Path, folder: str | Path) -> None:

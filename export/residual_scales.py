@@ -22,6 +22,7 @@ from flashnext.export.config import ModelConfig
 from flashnext.export.errors import ScalesError
 from flashnext.export.fields import FieldReader
 from flashnext.export.files import plain, read_json_object, write_whole
+from flashnext.export.versioned_json import VersionedJson
 
 FORMAT_VERSION = 1
 MAX_BYTES = 4 << 20
@@ -39,6 +40,7 @@ RESIDUAL_FORMS = ("plain", "fp8", "fp8-dynamic")
 DRAFT = "mtp.layers.0"
 DRAFT_START = f"{DRAFT}.input"
 REMEDY = "Calibrate this checkpoint with: flashnext calibrate CKPT --text … --out scales.json"
+FILE = VersionedJson("a file of scales from flashnext calibrate", FORMAT_VERSION, MAX_BYTES, ScalesError, REMEDY)
 
 
 def store_names(config: ModelConfig) -> tuple[str, ...]:
@@ -197,10 +199,7 @@ def read_scales(path: str | Path, config: ModelConfig, identity: str) -> Residua
         ScalesError: not a file of scales of this version, or what `ResidualScales.check` refuses.
     """
     path = Path(path)
-    raw = read_json_object(path, ScalesError, "a file of scales from flashnext calibrate", MAX_BYTES)
-    version = raw.get("format_version")
-    if type(version) is not int or version != FORMAT_VERSION:
-        raise ScalesError(f"{path} has format version {version!r:.40}, this release reads {FORMAT_VERSION}. {REMEDY}")
+    raw = FILE.read(path)
     try:
         scales = _from_raw(raw)
     except (TypeError, ValueError) as fault:

@@ -17,11 +17,12 @@ from typing import Any
 
 from flashnext.export.config import ModelConfig
 from flashnext.export.errors import BundleError, ConfigError
-from flashnext.export.files import read_json_object
+from flashnext.export.versioned_json import VersionedJson
 
 FORMAT_VERSION = 2
 FILE_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20
+FILE = VersionedJson("a bundle's manifest", FORMAT_VERSION, MAX_MANIFEST_BYTES, BundleError, "Export the bundle again.")
 
 Size = int | str
 """A dimension: fixed, or the name of one that a step chooses: B sequences, S tokens, N rows of logits."""
@@ -165,17 +166,10 @@ class Manifest:
             raise BundleError(
                 f"{folder} is not a bundle (no {FILE_NAME}). Make one with: flashnext export CKPT {folder}"
             )
-        raw = read_json_object(path, BundleError, "a bundle's manifest", MAX_MANIFEST_BYTES)
-        version = raw.get("format_version")
-        if version != FORMAT_VERSION:
-            raise BundleError(
-                f"{path} has format version {version!r:.40}, this release reads {FORMAT_VERSION}. "
-                "Export the bundle again."
-            )
+        raw = FILE.read(path)
         try:
-            manifest = _from_raw(raw)
-        except (KeyError, TypeError, ValueError, AttributeError) as cause:
-            raise BundleError(f"{path} is damaged ({cause!r:.200}). Export the bundle again.") from None
+            with FILE.parsing(path):
+                manifest = _from_raw(raw)
         except ConfigError as fault:
             raise BundleError(f"{path} cannot be used. {fault}") from None
         from flashnext.export.graphs.manifest_checks import check_manifest  # which needs the classes of this module

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from flashnext.export.errors import GoldenError
-from flashnext.export.files import plain, read_json_object
+from flashnext.export.files import plain
 from flashnext.export.graphs.manifest import Manifest, TensorSpec
+from flashnext.export.versioned_json import VersionedJson
 from flashnext.runtime.engines.base import Array
 from flashnext.runtime.engines.sites import watched_spec
 from flashnext.runtime.golden import arrays
@@ -30,7 +31,7 @@ GOLDEN = "golden"
 FILE_NAME = "golden.json"
 FORMAT_VERSION = 1
 FED_ROLES = ("step", "rows", "edge")
-MAX_BYTES = 1 << 20
+FILE = VersionedJson("golden files", FORMAT_VERSION, 1 << 20, GoldenError, "Write it again with `flashnext golden`.")
 SIZES = ("dtype", "window", "capacity", "slots", "residual_mode", "recurrent_dtype", "kv_cache_dtype")
 """Entries of a manifest on which inputs and outputs depend, beside the model itself."""
 
@@ -86,20 +87,11 @@ class Golden:
             raise GoldenError(f"{folder} holds no golden files (no {FILE_NAME}). Make them with: flashnext golden "
                               f"BUNDLE --out {folder}")  # fmt: skip
         refuse_links(Path(folder), path)
-        facts = read_json_object(path, GoldenError, "golden files", MAX_BYTES)
-        if facts.get("format_version") != FORMAT_VERSION:
-            raise GoldenError(
-                f"{path} has format version {facts.get('format_version')!r:.40}, this release reads {FORMAT_VERSION}. "
-                "Write it again with `flashnext golden`."
-            )
+        facts = FILE.read(path)
         _check_sizes(path, facts, manifest)
-        try:
+        with FILE.parsing(path):
             found = cls(Path(folder), manifest, facts)
             found._check()
-        except (KeyError, TypeError, ValueError, AttributeError) as cause:
-            raise GoldenError(
-                f"{path} is damaged ({plain(repr(cause), 200)}). Write it again with `flashnext golden`."
-            ) from None
         return found
 
     def steps(self, graph: str) -> list[Step]:

@@ -75,6 +75,7 @@ def test_a_plan_that_has_changed_is_refused(folder: Path) -> None:
     [
         (lambda m: m.pop("kind"), "is damaged"),
         (lambda m: m.update(format_version=9), "format version 9, this release reads 1"),
+        (lambda m: m.update(format_version=True), "format version True, this release reads 1"),
         (lambda m: m.update(kind="onnx"), "its kind is 'onnx'"),
         (lambda m: m.update(tensorrt="eleven"), "'eleven' is not a version"),
         (lambda m: m.update(tensorrt="11.²"), "is not a version"),
