@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.config import ModelConfig
 from flashnext.export.errors import BundleError, ConfigError, ScalesError
 from flashnext.export.graphs import external, functions
+from flashnext.export.graphs.beside import write_beside
 from flashnext.export.graphs.experts import DTYPE_NAMES, expert_format, expert_sources, is_scale
 from flashnext.export.graphs.io import DEFAULT_CAPACITY, BuildOptions, expert_prefixes, graph_names, graph_spec
 from flashnext.export.graphs.manifest import CheckpointRef, GraphSpec, Manifest, WeightSpec
@@ -94,7 +94,7 @@ def export_bundle(
     with whole_or_nothing(target) as folder:
         manifest = _write_bundle(checkpoint, config, options, folder, progress)
     if options.beside:
-        write_beside(target, manifest)
+        note(f"The graphs lie beside the weights too: {write_beside(target, manifest)[0]}, …")
     return manifest
 
 
@@ -274,28 +274,3 @@ def _check_target(target: Path, overwrite: bool) -> None:
             )
     if not target.absolute().parent.is_dir():
         raise BundleError(f"{target.absolute().parent} is not a folder; make it first, or name another folder.")
-
-
-def beside_path(manifest: Manifest, bundle: Path, graph: str) -> Path:
-    """Where `--beside` puts a graph: next to the shards, with the bundle's name in front."""
-    return Path(manifest.checkpoint.common_parent) / f"{bundle.absolute().name}.{graph}.onnx"
-
-
-def write_beside(bundle: Path, manifest: Manifest) -> list[Path]:
-    """Copy the bundle's graphs next to the shards (for tools that look for external data beside the graph)."""
-    written = []
-    for graph, spec in manifest.graphs.items():
-        path = beside_path(manifest, bundle, graph)
-        partial = path.with_name(f".{path.name}.part")
-        try:
-            shutil.copyfile(bundle / spec.file, partial)
-            os.replace(partial, path)
-        except OSError as cause:
-            raise BundleError(
-                f"{path} cannot be written ({cause}); --beside needs a checkpoint folder that can be written to. "
-                f"The bundle itself is whole at {bundle}."
-            ) from None
-        finally:
-            partial.unlink(missing_ok=True)
-        written.append(path)
-    return written

@@ -19,10 +19,10 @@ import onnx
 
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import GoldenError
+from flashnext.export.graphs.beside import named_together, prefix, remove_others
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.cli.table import amount_of_bytes
 from flashnext.runtime.golden import graphs
-from flashnext.runtime.golden.beside import named_together, prefix, remove_others
 from flashnext.runtime.golden.graphs import PORTABLE, WeightFile
 
 if TYPE_CHECKING:

@@ -10,7 +10,9 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from flashnext.export.graphs.bundle import ExportOptions, beside_path, export_bundle, write_beside
+from flashnext.export.errors import BundleError
+from flashnext.export.graphs.beside import beside_path, write_beside
+from flashnext.export.graphs.bundle import ExportOptions, export_bundle
 from flashnext.export.graphs.manifest import Manifest
 
 
@@ -44,6 +46,31 @@ def test_onnx_runtime_opens_them_by_name(checkpoint: Path, random_bundle: Path) 
         onnx.checker.check_model(path, full_check=True)
         session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
         assert {port.name for port in session.get_inputs()} == {tensor.name for tensor in graph.inputs}
+
+
+def test_bundles_of_one_name_keep_their_graphs_apart(checkpoint: Path, random_bundle: Path, tmp_path: Path) -> None:
+    manifest = Manifest.read(random_bundle)
+    place = dataclasses.replace(manifest.checkpoint, common_parent=str(checkpoint))
+    here = dataclasses.replace(manifest, checkpoint=place)
+    bundles = [Path(shutil.copytree(random_bundle, tmp_path / above / "bundle")) for above in "ab"]
+    first, second = (write_beside(bundle, here) for bundle in bundles)
+    assert added(checkpoint) == {*first, *second}
+    assert not {*first} & {*second}
+    without_drafts = dataclasses.replace(here, graphs={n: g for n, g in here.graphs.items() if "mtp" not in n})
+    again = write_beside(bundles[0], without_drafts)
+    assert added(checkpoint) == {*again, *second}
+
+
+def test_a_place_that_is_taken_is_told(checkpoint: Path, random_bundle: Path) -> None:
+    manifest = Manifest.read(random_bundle)
+    here = dataclasses.replace(
+        manifest, checkpoint=dataclasses.replace(manifest.checkpoint, common_parent=str(checkpoint))
+    )
+    taken = beside_path(here, random_bundle, next(iter(here.graphs)))
+    taken.mkdir()
+    with pytest.raises(BundleError, match=r"graphs cannot be written to .* The bundle itself is whole"):
+        write_beside(random_bundle, here)
+    assert added(checkpoint) == {taken}
 
 
 def test_graphs_hold_no_paths_of_the_exporting_machine(random_bundle: Path) -> None:

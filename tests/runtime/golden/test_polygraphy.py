@@ -16,10 +16,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from flashnext.export.graphs.bundle import write_beside
+from flashnext.export.graphs.beside import prefix, write_beside
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.cli.main import main
-from flashnext.runtime.golden.beside import prefix
 from flashnext.runtime.golden.folder import file_of
 from flashnext.runtime.golden.write import GoldenOptions, Written, write_golden
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashnext.runtime.golden.beside import named_together, prefix, remove_others
+from flashnext.export.graphs.beside import named_together, prefix, remove_others
 
 
 def test_folders_of_one_name_have_prefixes_of_their_own(tmp_path: Path) -> None:
