@@ -1,9 +1,9 @@
 // Lets the process live on when a mapped file becomes shorter, or its disk fails.
 //
 // A read of a page that its file cannot give raises SIGBUS, in whichever thread and library the read happens (ONNX
-// Runtime, PyTorch, rows.cpp). If the file is watched, the handler counts the fault and lays zeros over the mapping from
-// that page on; the read is repeated and finds them. So whoever used a file has to ask whether it is damaged before he
-// hands out what he made of it (files.py). All other faults go to whoever handled them before.
+// Runtime, PyTorch, rows.cpp). If the file is watched, the handler counts the fault and lays zeros over the mapping
+// from that page on; the read is repeated and finds them. So whoever used a file has to ask whether it is damaged
+// before he hands out what he made of it (files.py). All other faults go to whoever handled them before.
 //
 // The handler calls nothing that is not safe in a signal handler: system calls, and reads of what is never freed.
 #include <fcntl.h>
@@ -102,7 +102,8 @@ bool mapping_at(uintptr_t address, Mapping& found) {
 // Whether a read would succeed: the system reads the address before it finds that the request makes no sense.
 bool readable(uintptr_t address) {
   constexpr size_t kSignalSet = 8;
-  return syscall(SYS_rt_sigprocmask, ~0, address / kSignalSet * kSignalSet, nullptr, kSignalSet) == 0 || errno != EFAULT;
+  const uintptr_t set = address / kSignalSet * kSignalSet;
+  return syscall(SYS_rt_sigprocmask, ~0, set, nullptr, kSignalSet) == 0 || errno != EFAULT;
 }
 
 // --- what is watched ----------------------------------------------------------------------------------
@@ -165,8 +166,8 @@ bool covered(uintptr_t address) {
 
 bool survived(const siginfo_t& info) {
   if (info.si_code == BUS_ADRERR) return covered(uintptr_t(info.si_addr));
-  // A handler that was installed after this one (such as Python's faulthandler) may have reported the fault, put this one
-  // back and raised the signal again: without an address. The read is repeated then, and its fault comes here.
+  // A handler that was installed after this one (such as Python's faulthandler) may have reported the fault, put this
+  // one back and raised the signal again: without an address. The read is repeated then, and its fault comes here.
   return info.si_code <= 0 && info.si_pid == getpid() && any_cut();
 }
 
@@ -204,8 +205,8 @@ Identity identity_of(int descriptor) {
 
 }  // namespace
 
-// Watches a file of so many bytes until `flashnext_unwatch_file`; the descriptor has to stay open as long. Null where that
-// cannot be done.
+// Watches a file of so many bytes until `flashnext_unwatch_file`; the descriptor has to stay open as long. Null where
+// that cannot be done.
 EXPORT WatchedFile* flashnext_watch_file(int32_t descriptor, int64_t size) {
   const std::lock_guard lock(changing);
   const Identity identity = identity_of(descriptor);
