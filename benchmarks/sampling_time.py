@@ -25,7 +25,7 @@ from flashnext.runtime.logits import Floats
 from flashnext.runtime.sampler import Sampler
 from flashnext.runtime.sampling_params import SamplingParams
 
-LARGEST = 256
+LARGEST, PROMPT = 256, 500
 SLOPE, NOISE = 1.5, 0.3
 NEUTRAL = {"temperature": 1.0, "top_k": -1, "top_p": 1.0}
 WISHES: dict[str, dict[str, Any]] = {
@@ -82,8 +82,8 @@ def run(rows: Sequence[Row], wishes: dict[str, Any]) -> dict[str, float]:
     sampling = SamplingParams(**NEUTRAL | wishes).sampling({})
     for row in rows:
         row.asked = False
-    tokens, whole = measure(Sampler(sampling, range(500), seed=1), [row.every for row in rows])
-    again, largest = measure(Sampler(sampling, range(500), seed=1), rows)
+    tokens, whole = measure(Sampler(sampling, range(PROMPT), seed=1), [row.every for row in rows])
+    again, largest = measure(Sampler(sampling, range(PROMPT), seed=1), rows)
     assert tokens == again
     return {"whole_us": whole, "largest_us": largest, "rows_asked_for": sum(row.asked for row in rows)}
 
@@ -91,7 +91,7 @@ def run(rows: Sequence[Row], wishes: dict[str, Any]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Host time of sampling a token.")
     vocabulary = "logits of a row (default: 248320)"
-    parser.add_argument("--vocabulary", type=whole_number(LARGEST), default=248_320, help=vocabulary)
+    parser.add_argument("--vocabulary", type=whole_number(PROMPT), default=248_320, help=vocabulary)
     parser.add_argument("--rows", type=whole_number(1), default=50, help="rows (default: 50)")
     options = parser.parse_args()
     rows = make_rows(options.rows, options.vocabulary)

@@ -63,7 +63,8 @@ class Shortlist:
             return None
         weights = weights_of(logits, sampling.temperature)
         kept = _nucleus(weights, sampling.top_p * self.sum(sampling.temperature))
-        if kept is None or not logits[kept[-1]] > self.bound:
+        # Weights, not logits: different logits may have equal weights, and then lower ids come first.
+        if kept is None or not weights[kept[-1]] > self._most_of_others(sampling.temperature):
             return None
         return tokens[kept], weights[kept]
 
@@ -72,15 +73,18 @@ class Shortlist:
         k = sampling.top_k
         if 0 < k <= len(self.logits) and np.partition(self.logits, -k)[-k] > self.bound:
             return True
-        ends = np.array([self.bound, self.logits.max()], np.float32)
-        most = weights_of(ends, sampling.temperature)[0]
-        return bool(most < sampling.min_p if sampling.min_p > 0 else most == 0)
+        most = self._most_of_others(sampling.temperature)
+        return most < sampling.min_p if sampling.min_p > 0 else most == 0
+
+    def _most_of_others(self, temperature: float) -> float:
+        """What another token's weight is at most."""
+        return float(weights_of(np.array([self.bound, self.logits.max()], np.float32), temperature)[0])
 
 
 def _nucleus(weights: Weights, wanted: float) -> Tokens | None:
-    """The fewest largest weights whose sum reaches `wanted`; None if that is another set for a sum within the error of
-    `wanted`, or if all of them do not reach it."""
+    """The fewest largest weights whose sum reaches `wanted` (all, if it is not reached); None if that is another set for
+    some sum within the error of `wanted`."""
     order = np.argsort(-weights, kind="stable")
     reached = np.cumsum(weights[order])
     first, last = np.searchsorted(reached, (wanted * (1 - SUM_ERROR), wanted * (1 + SUM_ERROR)))
-    return order[: first + 1] if first == last < len(order) else None
+    return order[: first + 1] if first == last else None

@@ -57,23 +57,37 @@ def rows(draw: st.DrawFn) -> Row:
 
 WISHES = st.fixed_dictionaries(
     {
-        "temperature": st.sampled_from([0.0, 0.01, 0.7, 1.0, 3.0]),
-        "top_k": st.sampled_from([-1, 1, 5, 63, 64, 300]),
-        "top_p": st.sampled_from([1.0, 0.99, 0.5, 0.01]),
-        "min_p": st.sampled_from([0.0, 0.01, 0.5]),
-        "repetition_penalty": st.sampled_from([1.0, 1.0, 1.3, 0.8]),
-        "presence_penalty": st.sampled_from([0.0, 0.0, 1.5, -0.5]),
-        "frequency_penalty": st.sampled_from([0.0, 0.0, 0.3, -0.1]),
+        "temperature": st.sampled_from([0.0, 0.01, 0.7, 1.0, 3.0, 1e18]),
+        "top_k": st.sampled_from([-1, -1, -1, 1, 5, 63, 64, 300]),
+        "top_p": st.sampled_from([1.0, 1.0, 0.99, 0.5, 0.001]),
+        "min_p": st.sampled_from([0.0, 0.0, 0.01, 0.5]),
     }
+)
+PENALTIES = st.sampled_from(
+    [
+        {},
+        {},
+        {"repetition_penalty": 1.3},
+        {"repetition_penalty": 0.8},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.3},
+        {"presence_penalty": -0.5},
+        {"frequency_penalty": -0.1},
+    ]
 )
 
 
 @settings(max_examples=400, deadline=None)
-@given(row=rows(), wishes=WISHES, min_tokens=st.sampled_from([0, 3]))
-def test_the_same_tokens_with_the_same_weights(row: Row, wishes: dict[str, Any], min_tokens: int) -> None:
+@given(row=rows(), wishes=WISHES, penalties=PENALTIES, min_tokens=st.sampled_from([0, 0, 3]))
+def test_the_same_tokens_with_the_same_weights(
+    row: Row, wishes: dict[str, Any], penalties: dict[str, float], min_tokens: int
+) -> None:
     """To the last bit, with bans, and with penalties on tokens that are among the largest and on others."""
+    wishes |= penalties
     prompt = [int(row.tokens[0]), int(row.tokens[-1]), *range(20)]
     sampler = Sampler(sampling(**wishes), prompt, 1, [3, int(row.tokens[0])], min_tokens)
+    if sampler._penalties:
+        for token in prompt[1:]:  # as if they had been said
+            sampler._penalties.add(token)
     found = sampler._among_largest(row, changed=True)
     tokens, weights = sampler._possible(row.whole(), changed=True)
     if found is not None:
@@ -105,11 +119,21 @@ def test_what_needs_no_whole_row(wishes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wishes", [{}, {"top_k": 64}, {"top_p": 0.9999}, {"top_p": 0.9, "presence_penalty": 1.0}, {"min_p": 1e-9}]
+    "wishes",
+    [
+        {},
+        {"top_k": 64},
+        {"top_p": 0.9999},
+        {"top_p": 0.8, "repetition_penalty": 1.1},
+        {"top_k": 5, "repetition_penalty": 0.9},
+        {"top_k": 5, "presence_penalty": -0.1},
+        {"top_k": 5, "frequency_penalty": -0.1},
+        {"min_p": 1e-9},
+    ],
 )
 def test_what_needs_the_whole_row(wishes: dict[str, Any]) -> None:
-    row = Row(np.random.default_rng(1).normal(size=5000).astype(np.float32), 64)
-    Sampler(sampling(**wishes), [1], 1).sample(row)
+    row = Row((4 * np.random.default_rng(1).normal(size=5000)).astype(np.float32), 64)
+    Sampler(sampling(**wishes), [int(row.tokens[2])], 1).sample(row)
     assert row.asked == 1
 
 
@@ -122,6 +146,28 @@ def test_equals_of_the_last_known_logit_are_looked_at() -> None:
     banned = Sampler(sampling(temperature=0.0), [0], 1, [0, 1, 2], min_tokens=1)
     assert banned.sample(row) == 3
     assert row.asked == 1
+
+
+def test_a_lowered_logit_beside_an_unknown_equal() -> None:
+    """Penalties bring token 9 to 3 and token 1 below: token 2, which is no candidate, is the first of equals."""
+    logits = np.zeros(10, np.float32)
+    logits[[9, 1, 2]] = 6, 3, 3
+    row = Row(logits, 2)
+    assert Sampler(sampling(temperature=0.0, repetition_penalty=2.0), [9, 1], 1).sample(row) == 2
+    assert row.asked == 1
+
+
+def test_an_unknown_logit_that_a_penalty_raises() -> None:
+    logits = np.array([5, 4, 3], np.float32)
+    assert Sampler(sampling(temperature=0.0, repetition_penalty=0.5), [2], 1).sample(Row(logits, 2)) == 2
+
+
+def test_weights_that_are_too_close_to_tell_apart() -> None:
+    """At such a temperature all weights are 1, and top-p takes the lowest id, which is no candidate."""
+    row = Row(np.arange(10, dtype=np.float32), 4)
+    wishes = sampling(temperature=1e18, top_p=0.05)
+    assert Shortlist.of(row).distribution(wishes) is None  # type: ignore[union-attr]
+    assert Sampler(wishes, [1], 1).sample(row) == 0
 
 
 def test_a_sum_that_leaves_two_answers_is_not_trusted() -> None:
