@@ -82,8 +82,8 @@ class Shortlist:
 
 
 def _nucleus(weights: Weights, wanted: float) -> Tokens | None:
-    """The fewest largest weights whose sum reaches `wanted` (all, if it is not reached); None if that is another set for
-    some sum within the error of `wanted`."""
+    """The fewest largest weights whose sum reaches `wanted`, or all of them; None if that is another set for some sum
+    within the error of `wanted`."""
     order = np.argsort(-weights, kind="stable")
     reached = np.cumsum(weights[order])
     first, last = np.searchsorted(reached, (wanted * (1 - SUM_ERROR), wanted * (1 + SUM_ERROR)))
