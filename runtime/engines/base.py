@@ -36,7 +36,11 @@ class Engine(Protocol):
         """
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one step; `feeds` holds every input that is not bound. Returns the outputs that are not states."""
+        """Run one step; `feeds` holds every input that is not bound. Returns the outputs that are not states.
+
+        An engine on a device may leave some there, as things that can be cut like arrays and fed to other graphs, and
+        give `flashnext.runtime.logits.LogitRows` for logits.
+        """
 
 
 DTYPES: dict[str, Any] = {
