@@ -37,6 +37,18 @@ def fill(target: Path, content: str) -> None:
         (folder / "file").write_text(content)
 
 
+def test_links_in_what_is_replaced_are_not_followed(tmp_path: Path) -> None:
+    target, elsewhere = tmp_path / "target", tmp_path / "elsewhere"
+    for folder in (target, elsewhere):
+        folder.mkdir()
+    (elsewhere / "file").write_text("mine")
+    (target / "file").symlink_to(elsewhere / "file")
+    (target / "folder").symlink_to(elsewhere)
+    fill(target, "new")
+    assert (elsewhere / "file").read_text() == "mine"
+    assert [(f.name, f.is_symlink()) for f in target.iterdir()] == [("file", False)]
+
+
 def test_new_and_replaced(tmp_path: Path) -> None:
     for content in ("first", "second"):
         fill(tmp_path / "target", content)
