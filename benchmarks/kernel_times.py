@@ -218,7 +218,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", choices=CONFIGS, default="official", help="of the model (default: official)")
     parser.add_argument("--case", action="append", help="only cases whose names hold this (may be repeated)")
     parser.add_argument(
-        "--budget", type=number_from(0, math.inf), default=math.inf, help="seconds after which cases are left out"
+        "--budget",
+        type=number_from(-math.inf, math.inf),
+        default=math.inf,
+        help="seconds after which cases are left out (below 0: all)",
     )
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
     parser.add_argument("--output", type=output_file, help="also write the JSON here, after every case")
