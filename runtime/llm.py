@@ -54,11 +54,12 @@ class LLM:
         max_waiting: most requests that may wait for a slot; more are refused. Any number when None.
         prefix_cache_bytes: memory for states of prompts, which prompts that start the same begin with (0: off).
         ngram_table: how the n-gram table is kept: "mapped" (in its files), or in memory for good: "locked" (its files
-            in the page cache), "huge" (a copy in huge pages), "pinned" (a copy that a GPU may read).
+            in the page cache), "huge" (a copy in huge pages), "pinned" (a copy that a GPU may read, and with
+            `ngram_gather="device"` does).
         ngram_cache_bytes: memory for rows of a mapped n-gram table that were read before (0: off); for machines whose
             memory does not hold the table.
-        engine_options: fields of `flashnext.runtime.engines.engine_set.EngineOptions`, such as `engine_path`, or
-            `providers` (those of ONNX Runtime: names or (name, options) pairs).
+        engine_options: fields of `flashnext.runtime.engines.engine_set.EngineOptions`, such as `engine_path`,
+            `ngram_gather`, or `providers` (those of ONNX Runtime: names or (name, options) pairs).
 
     Raises:
         FlashNextError: a bundle, checkpoint, engine or option that cannot be used, in one sentence.

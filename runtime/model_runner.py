@@ -30,7 +30,7 @@ from flashnext.runtime.engines.engine_set import EngineOptions, StepLimits, open
 from flashnext.runtime.hand_over import HandOver
 from flashnext.runtime.logits import Floats, LogitRows
 from flashnext.runtime.ngram import HostRows, RowsAhead, RowSource, Upcoming
-from flashnext.runtime.ngram_memory import check_room, table_bytes
+from flashnext.runtime.ngram_memory import check_gather, check_room, table_bytes
 from flashnext.runtime.row_metrics import RowCounts, RowMetrics
 
 FED_ROLES = ("step", "rows", "edge")
@@ -90,6 +90,7 @@ class ModelRunner:
         self._engines = engines
         self._close = close
         self._row_sources = row_sources
+        self._rows_on_device = any(source.on_device for source in row_sources.values())
         self._rows_ahead = RowsAhead(row_sources)
         self._hand_over = HandOver(manifest)
         self._metrics = RowMetrics()
@@ -120,15 +121,20 @@ class ModelRunner:
         manifest = Manifest.read(folder)
         weights_from = open_checkpoint(manifest, checkpoint)
         _check_ngrams(manifest, weights_from, folder)
+        options = options or EngineOptions(threads)
+        options.check(engine)  # before tables are read
+        check_gather(options.ngram_gather, ngram_table)
         check_room(ngram_table, table_bytes(manifest.ngrams, weights_from), ngram_cache_bytes)
+        by_host = manifest.ngrams if options.ngram_gather == "host" else ()
         sources: dict[str, RowSource] = {}
         with ExitStack() as undo:
-            for n in manifest.ngrams:
-                share = ngram_cache_bytes // len(manifest.ngrams)
+            for n in by_host:
+                share = ngram_cache_bytes // len(by_host)
                 sources[n.input] = HostRows.open(n, weights_from, manifest.dtype, ngram_table, share)
                 undo.callback(sources[n.input].close)
-            opened = open_engines(engine, folder, manifest, weights_from, options or EngineOptions(threads))
+            opened = open_engines(engine, folder, manifest, weights_from, options)
             undo.pop_all()
+        sources |= opened.row_sources
         return cls(
             manifest, opened.engines, opened.states, sources, opened.limits, opened.close, opened.states_elsewhere
         )
@@ -157,6 +163,7 @@ class ModelRunner:
         counts = sum((source.counts() for source in self._row_sources.values()), RowCounts())
         taken, self._metrics = self._metrics, RowMetrics()
         taken.counts, self._counted = counts - self._counted, counts
+        taken.on_device = self._rows_on_device
         return taken
 
     @property

@@ -61,12 +61,15 @@ def ids(spec: NgramSpec, tokens: NDArray[Any], context: NDArray[Any]) -> Ints:
 class Ticket(Protocol):
     """A fetch under way."""
 
-    def wait(self) -> Array:
+    def wait(self) -> Any:
         """The rows [B, S, columns * heads] in the graph's dtype; zeros where a row of the batch has no token."""
 
 
 class RowSource(Protocol):
     """Finds the rows of one n-gram layer."""
+
+    on_device: bool
+    """The device finds them when their step runs: nothing is fetched ahead, and tickets give arrays on the device."""
 
     def submit(self, tokens: NDArray[Any], context: NDArray[Any], new_len: NDArray[Any], ahead: bool = False) -> Ticket:
         """Start fetching the rows of a step's valid tokens (`new_len` of each sequence); returns at once.
@@ -88,10 +91,10 @@ class DeferredTicket:
     makes no difference when they are spent.
     """
 
-    def __init__(self, fetch: Callable[[], Array]) -> None:
+    def __init__(self, fetch: Callable[[], Any]) -> None:
         self._fetch = fetch
 
-    def wait(self) -> Array:
+    def wait(self) -> Any:
         return self._fetch()
 
 
@@ -102,6 +105,8 @@ class HostRows:
     their head has been started. Native code does it where it can be compiled (`flashnext.runtime.ngram_core`), numpy
     elsewhere.
     """
+
+    on_device = False
 
     def __init__(
         self,
@@ -203,6 +208,8 @@ class RowsAhead:
 
     def fetch(self, upcoming: Upcoming) -> None:
         """Start fetching, unless that is under way; what was fetched for another step is forgotten."""
+        if any(source.on_device for source in self._sources.values()):
+            return
         if self._upcoming is not None and self._upcoming.same_as(upcoming):
             return
         self._upcoming, self._tickets = upcoming, self._submit(upcoming, ahead=True)

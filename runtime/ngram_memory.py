@@ -5,7 +5,7 @@
 | mapped | the checkpoint's files; the page cache holds what was read | tables of any size |
 | locked | the same, read at the start and never evicted (mlock) | machines whose memory holds the table |
 | huge | a copy in anonymous memory with huge pages: fewer misses of the TLB | the same, for speed |
-| pinned | such a copy that a GPU may read (cudaHostRegister) | GPUs: the kernel `ngram_rows` gathers from it |
+| pinned | such a copy that a GPU may read (cudaHostRegister) | GPUs that gather the rows themselves (ngram_gather) |
 
 What takes memory for good is compared with what is available before the first byte is read.
 """
@@ -17,8 +17,9 @@ import math
 import mmap
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,6 +33,8 @@ from flashnext.runtime.engines.base import Array
 from flashnext.runtime.reading import Piece, read_into_place
 
 KINDS = ("mapped", "locked", "huge", "pinned")
+GATHERERS = ("host", "device")
+"""Who hashes tokens and gathers their rows; the device from a pinned table only."""
 HUGE_PAGE = 2 << 20
 ROOM = 0.95
 """Of the available memory that a table may take: the rest is the runtime's own."""
@@ -54,16 +57,13 @@ def cache_has_room(checkpoint: Checkpoint, read: int, taken: int) -> bool:
 
 
 def check_room(kind: str, needed: int, cache_bytes: int = 0) -> None:
-    """Refuse a table of so many bytes, or a cache of its rows, that does not fit; or a kind that is not to be had here.
+    """Refuse a table of so many bytes, or a cache of its rows, that does not fit; or a kind that does not exist.
 
     Raises:
         RequestError: no such kind, or more bytes than are available.
-        EngineError: "pinned" without a GPU.
     """
     if kind not in KINDS:
         raise RequestError(f"ngram_table = {kind!r:.80} is not one of {', '.join(KINDS)}.")
-    if kind == "pinned":
-        _cuda()
     room = int(ROOM * available_memory())
     if kind != "mapped" and needed > room:
         raise RequestError(
@@ -82,18 +82,53 @@ def check_room(kind: str, needed: int, cache_bytes: int = 0) -> None:
         )
 
 
+def check_gather(gather: str, kind: str) -> None:
+    """Raise a RequestError if rows are to be gathered by a device that cannot read the table."""
+    if gather == "device" and kind != "pinned":
+        raise RequestError(
+            f'ngram_gather = "device" reads a pinned table, and ngram_table = "{kind}" is none: set ngram_table = '
+            '"pinned" (--ngram-table pinned) too.'
+        )
+
+
+class Pins(Protocol):
+    """Who pins memory: a GPU (`flashnext.runtime.engines.tensorrt.device.Device`)."""
+
+    def pin(self, address: int, nbytes: int) -> int:
+        """Where the GPU finds what lies at this address of the host."""
+
+    def unpin(self, address: int) -> None:
+        """Take that back."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What was locked or pinned; where a GPU finds it."""
+
+    address: int
+    nbytes: int
+    device_address: int = 0
+
+
 @dataclass
 class TableMemory:
-    """Keeps tensors of tables; `close` gives back what was locked, pinned or taken."""
+    """Keeps tensors of tables; `close` gives back what was locked, pinned or taken.
+
+    Raises:
+        EngineError: "pinned" without a GPU.
+    """
 
     kind: str = "mapped"
+    pins: Pins | None = None
+    """Who pins; the first GPU when None."""
     storage: str = field(init=False)
     """As `NgramTable` wants it; known after `place`."""
-    _held: list[tuple[int, int]] = field(default_factory=list)
-    """Address and bytes of what was locked or pinned."""
+    _held: list[_Held] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.storage = "mapped" if self.kind == "mapped" else "resident"
+        if self.kind == "pinned" and self.pins is None:
+            self.pins = _gpu()
 
     @property
     def in_files(self) -> bool:
@@ -121,12 +156,19 @@ class TableMemory:
 
     def close(self) -> None:
         """Unlock and unregister; the arrays must not be used by a GPU afterwards."""
-        for address, size in self._held:
-            if self.kind == "locked":
-                _libc().munlock(ctypes.c_void_p(address), ctypes.c_size_t(size))
-            elif self.kind == "pinned":
-                _cuda().cudaHostUnregister(address)
+        for held in self._held:
+            if self.pins is not None:
+                with suppress(EngineError):  # of a GPU that has failed
+                    self.pins.unpin(held.address)
+            else:
+                _libc().munlock(ctypes.c_void_p(held.address), ctypes.c_size_t(held.nbytes))
         self._held = []
+
+    def device_address(self, array: Array) -> int:
+        """Where a GPU finds an array of a pinned table."""
+        address = array.ctypes.data
+        held = next(h for h in self._held if h.address <= address < h.address + h.nbytes)
+        return held.device_address + address - held.address
 
     def _copied(self, checkpoint: Checkpoint, names: Sequence[str]) -> list[Array]:
         """The tensors in one piece, so that a kernel takes a table of several shards as one."""
@@ -143,16 +185,16 @@ class TableMemory:
         ]
         with byte_bar(sum(p.nbytes for p in pieces), "reading the n-gram table") as bar:
             read_into_place(pieces, bar.update, keep_cached=False)
-        if self.kind == "pinned" and whole.size:
-            self._pin(whole)
+        if self.pins is not None and whole.size:
+            self._held.append(self._pin(self.pins, whole))
         return arrays
 
-    def _pin(self, array: Array) -> None:
-        address, size = array.ctypes.data, array.nbytes
-        (error,) = _cuda().cudaHostRegister(address, size, 0)
-        if int(error):
-            raise RequestError(f'CUDA cannot pin {size:,} bytes ({error.name}). Take ngram_table = "huge" instead.')
-        self._held.append((address, size))
+    def _pin(self, pins: Pins, array: Array) -> _Held:
+        try:
+            found = pins.pin(array.ctypes.data, array.nbytes)
+        except EngineError as cause:
+            raise RequestError(f'{cause} Take ngram_table = "huge" instead, whose rows the host gathers.') from None
+        return _Held(array.ctypes.data, array.nbytes, found)
 
     def _lock(self, array: Array) -> None:
         address, size = array.ctypes.data, array.nbytes
@@ -162,7 +204,7 @@ class TableMemory:
                 f"The system refuses to lock {size:,} bytes of the n-gram table in memory ({reason}). Raise the limit "
                 '(ulimit -l unlimited), or keep the table as it is (ngram_table = "mapped").'
             )
-        self._held.append((address, size))
+        self._held.append(_Held(address, size))
 
 
 def _huge_array(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
@@ -190,20 +232,12 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _cuda() -> Any:
-    """CUDA's runtime, with a GPU behind it.
+def _gpu() -> Pins:
+    """The first GPU.
 
     Raises:
         EngineError: there is none.
     """
-    try:
-        from cuda.bindings import runtime
-    except ImportError as cause:
-        raise EngineError(
-            f'ngram_table = "pinned" needs cuda-bindings ({cause}). Install it (pip install cuda-bindings), or take '
-            '"huge".'
-        ) from None
-    error, count = runtime.cudaGetDeviceCount()
-    if int(error) or not count:
-        raise EngineError(f'ngram_table = "pinned" is for GPUs, and none is here ({error.name}). Take "huge" instead.')
-    return runtime
+    from flashnext.runtime.engines.tensorrt.cuda_device import CudaDevice
+
+    return CudaDevice(asked_by='ngram_table = "pinned"', instead='take ngram_table = "huge"')

@@ -99,9 +99,7 @@ class NgramTable:
             return values
         if self.spec.form == "nvfp4":
             scales = self._stored(self.spec.row_scales[shard], self.row_scales[shard], rows)
-            if scales.max(initial=0) >= NAN_CODE:
-                name = self.spec.row_scales[shard]
-                raise CheckpointError(f"{name} holds NaN or a negative scale. Download the checkpoint again.")
+            self._check_codes(shard, scales)
             return number_formats.dequantize_nvfp4(stored, scales, self.scale)
         return stored
 
@@ -110,6 +108,19 @@ class NgramTable:
             found: Array = part[rows]
             return found
         return self._file_rows.rows(name, rows).view(part.dtype)
+
+    def check_row_scales(self) -> None:
+        """Raise a CheckpointError if any row of an NVFP4 table has a scale that is none.
+
+        For a device, which cannot say so of the rows that it reads.
+        """
+        for shard, scales in enumerate(self.row_scales):
+            self._check_codes(shard, scales)
+
+    def _check_codes(self, shard: int, scales: NDArray[np.uint8]) -> None:
+        if scales.max(initial=0) >= NAN_CODE:
+            name = self.spec.row_scales[shard]
+            raise CheckpointError(f"{name} holds NaN or a negative scale. Download the checkpoint again.")
 
 
 def _check(spec: NgramSpec, shards: Sequence[Array], row_scales: Sequence[Array], scale: float) -> None:

@@ -42,6 +42,8 @@ class RowMetrics:
     counts: RowCounts = RowCounts()
     fetched_ahead: int = 0
     """Chunks whose rows had been asked for before their step began."""
+    on_device: bool = False
+    """The device gathered: waits are the host's time to queue that. How long a body waited, only the device knows."""
 
     def add(self, other: RowMetrics) -> None:
         """Take in what another period saw."""
@@ -49,12 +51,14 @@ class RowMetrics:
         self.prefill.merge(other.prefill)
         self.counts += other.counts
         self.fetched_ahead += other.fetched_ahead
+        self.on_device |= other.on_device
 
     def facts(self) -> dict[str, Any]:
         """As plain data; waits in milliseconds. Shares of the rows: `hot` came from the cache of rows, for `in_memory`
         no file had to be read (hot ones included)."""
         rows = self.counts.rows
         return {
+            "gathered_by": "device" if self.on_device else "host",
             "decode_wait_ms": self.decode.quantiles_ms(),
             "prefill_wait_ms": self.prefill.quantiles_ms(),
             "chunks_fetched_ahead": self.fetched_ahead,

@@ -27,6 +27,12 @@ def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 @pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """`make_once` for folders that one file of tests alone needs."""
+    return lambda name, make: make_once(tmp_path_factory, name, make)
+
+
+@pytest.fixture(scope="session")
 def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default small random checkpoint (BF16, fused experts, MTP, tokenizer). Read it, never write into it."""
     return make_once(tmp_path_factory, "random_checkpoint", write_random_checkpoint)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flashnext.export.progress import progress_bar
 from flashnext.runtime.cli.bench_plot import write_plot
 from flashnext.runtime.cli.engine_options import add_engine_options, engine_options
-from flashnext.runtime.cli.ngram_options import add_ngram_options, given_ngram_options
+from flashnext.runtime.cli.ngram_options import add_ngram_options, given_ngram_gather, given_ngram_options
 from flashnext.runtime.cli.parser import Commands, Parser, output_file, whole_number
 from flashnext.runtime.cli.table import render
 from flashnext.runtime.speculation.draft import DRAFTERS
@@ -72,8 +72,9 @@ def execute(arguments: argparse.Namespace) -> int:
     from flashnext.runtime.engines.engine_set import EngineOptions
     from flashnext.runtime.model_runner import ModelRunner
 
-    options = {"options": EngineOptions(**engine_options(arguments)), **given_ngram_options(arguments)}
-    runner = ModelRunner.open(arguments.bundle, arguments.engine, arguments.checkpoint, **options)
+    options = EngineOptions(**engine_options(arguments), **given_ngram_gather(arguments))
+    where = (arguments.bundle, arguments.engine, arguments.checkpoint)
+    runner = ModelRunner.open(*where, options=options, **given_ngram_options(arguments))
     rows: list[dict[str, Any]] = []
     try:
         text, loads = _text(arguments), _loads(arguments, runner)
@@ -148,8 +149,8 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 def _row_table(rows: list[dict[str, Any]]) -> str:
     """What the n-gram rows cost, and where they came from."""
-    header = ["n-gram rows of", "batch", "decode wait ms p50", "p99", "chunk wait ms p50", "p99", "chunks ahead"]
-    header += ["rows", "MB", "hot", "in memory"]
+    header = ["n-gram rows of", "batch", "gathered by", "decode wait ms p50", "p99", "chunk wait ms p50", "p99"]
+    header += ["chunks ahead", "rows", "MB", "hot", "in memory"]
     lines = []
     for row in rows:
         if "ngram_rows" not in row:
@@ -159,6 +160,7 @@ def _row_table(rows: list[dict[str, Any]]) -> str:
         lines.append([
             f"prompt {row['prompt_length']}",
             str(row["batch"]),
+            facts["gathered_by"],
             *(f"{wait:.3f}" for wait in waits),
             str(facts["chunks_fetched_ahead"]),
             f"{facts['rows']:,}",

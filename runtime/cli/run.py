@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashnext.export.progress import progress_bar
 from flashnext.runtime.cli.engine_options import add_engine_options, engine_options
-from flashnext.runtime.cli.ngram_options import add_ngram_options, given_ngram_options
+from flashnext.runtime.cli.ngram_options import add_ngram_options, given_ngram_gather, given_ngram_options
 from flashnext.runtime.cli.parser import Commands, Parser, UsageError, token_ids
 from flashnext.runtime.cli.prompts import Prompt, read_line, read_prompt, system_messages, to_tokens
 from flashnext.runtime.cli.sampling_options import add_sampling_options, given_sampling
@@ -60,7 +60,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UsageError("--logprobs needs --json, which has a place for them.")
     prompt = read_prompt(arguments)
     start = time.perf_counter()
-    options = engine_options(arguments) | given_ngram_options(arguments)
+    options = engine_options(arguments) | given_ngram_options(arguments) | given_ngram_gather(arguments)
     with LLM(arguments.bundle, arguments.engine, arguments.checkpoint, **options) as llm:
         _remark(f"loaded in {time.perf_counter() - start:.2f} s")
         if prompt is None:

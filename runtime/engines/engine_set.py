@@ -8,7 +8,7 @@ opened.close()
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from flashnext.runtime.counts import check_threads
 from flashnext.runtime.engines import open_engine
 from flashnext.runtime.engines.base import Engine
 from flashnext.runtime.mapped_files.files import MappedFiles
+from flashnext.runtime.ngram import RowSource
+from flashnext.runtime.ngram_memory import GATHERERS
 from flashnext.runtime.states import allocate_states
 from flashnext.runtime.weights import load_weights
 
@@ -45,10 +47,14 @@ class EngineOptions:
     expert_memory: str = "device"
     """tensorrt, tensorrt-rtx: where the experts' weights are: "device", or "host" (pinned, read over PCIe)."""
 
+    ngram_gather: str = "host"
+    """tensorrt: who hashes tokens and gathers their n-gram rows: "host", or "device" (from a pinned table: UVA)."""
+
     def __post_init__(self) -> None:
         check_threads(self.threads)
-        if self.expert_memory not in EXPERT_MEMORY:
-            raise RequestError(f"expert_memory = {self.expert_memory!r:.40} must be one of {', '.join(EXPERT_MEMORY)}.")
+        for name, values in (("expert_memory", EXPERT_MEMORY), ("ngram_gather", GATHERERS)):
+            if (given := getattr(self, name)) not in values:
+                raise RequestError(f"{name} = {given!r:.40} must be one of {', '.join(values)}.")
 
     @classmethod
     def of(cls, **options: Any) -> EngineOptions:
@@ -57,7 +63,7 @@ class EngineOptions:
         Raises:
             RequestError: there is none of that name.
         """
-        names = [field.name for field in fields(cls)]
+        names = [f.name for f in fields(cls)]
         if unknown := options.keys() - set(names):
             raise RequestError(f"There is no option {min(unknown)!r:.60}; engines have {', '.join(names)}.")
         return cls(**options)
@@ -66,6 +72,11 @@ class EngineOptions:
         """Raise a RequestError if something was set that this kind of engine has no use for."""
         if kind != "onnxruntime" and self.providers:
             raise RequestError(f"providers are those of the engine onnxruntime; {kind} has none. Leave them out.")
+        if kind != "tensorrt" and self.ngram_gather != "host":
+            raise RequestError(
+                f'ngram_gather = "{self.ngram_gather}" is for the engine tensorrt; {kind} takes rows from the host. '
+                "Leave it out."
+            )
         if kind not in TENSORRT:
             for name, default in (("engine_path", None), ("plugins", None), ("expert_memory", "device")):
                 if getattr(self, name) != default:
@@ -103,6 +114,8 @@ class EngineSet:
     close: Callable[[], None] = lambda: None
     states_elsewhere: bool = False
     """The engines keep the states on a device, and `states` holds only what they were given."""
+    row_sources: Mapping[str, RowSource] = field(default_factory=dict)
+    """Who finds the n-gram rows, by the body's input, where the device does (`EngineOptions.ngram_gather`)."""
 
 
 def open_engines(

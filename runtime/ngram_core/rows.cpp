@@ -262,7 +262,8 @@ void count(const Step& step, int64_t missing, bool fetched) {
   for (int64_t i = 0; i < step.batch; i++) rows += std::clamp<int64_t>(step.new_len[i], 0, step.width);
   rows *= step.table.heads;
   shared(counters.rows).fetch_add(rows, std::memory_order_relaxed);
-  shared(counters.bytes).fetch_add(rows * stored_bytes(step.table), std::memory_order_relaxed);
+  const int64_t scales = step.table.row_scales ? step.table.columns / kGroup : 0;
+  shared(counters.bytes).fetch_add(rows * (stored_bytes(step.table) + scales), std::memory_order_relaxed);
   if (missing) shared(counters.missing).fetch_add(std::min(missing, rows), std::memory_order_relaxed);
   if (missing) {
     shared(counters.watch).store(kWatchedCalls, std::memory_order_relaxed);

@@ -193,6 +193,8 @@ def test_a_full_queue_refuses_and_goes_on(make_manifest: MakeManifest) -> None:
 class DyingRows:
     """Rows whose worker thread ends in the middle of its work."""
 
+    on_device = False
+
     def __init__(self) -> None:
         self.worker, self.dying = RowWorker("dying"), True
 

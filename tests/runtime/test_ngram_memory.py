@@ -133,7 +133,7 @@ def test_unknown_kinds_and_pinned_memory_without_a_gpu(random_bundle: Path) -> N
     with pytest.raises(RequestError, match="ngram_cache_bytes = -1"):
         LLM(random_bundle, ngram_cache_bytes=-1)
     try:
-        ngram_memory._cuda()
+        ngram_memory._gpu()
     except EngineError:
         with pytest.raises(EngineError, match=r'ngram_table = "pinned" .*"huge"'):
             LLM(random_bundle, ngram_table="pinned")

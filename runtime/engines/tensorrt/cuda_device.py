@@ -14,27 +14,32 @@ from typing import Any
 from flashnext.export.errors import EngineError
 from flashnext.runtime.engines.tensorrt.device import Memory
 
-NO_GPU = "The TensorRT engine needs a GPU"
-
 
 class CudaDevice:
     """See `Device`.
 
     Args:
         runtime: the module `cuda.bindings.runtime`.
+        asked_by, instead: for the error's sentence: what needs the GPU, and what does without one.
 
     Raises:
         EngineError: cuda-bindings is not installed, or there is no GPU or driver.
     """
 
-    def __init__(self, runtime: ModuleType | Any | None = None) -> None:
-        self._cuda = runtime or _bindings()
+    def __init__(
+        self,
+        runtime: ModuleType | Any | None = None,
+        asked_by: str = "The TensorRT engine",
+        instead: str = "choose --engine onnxruntime",
+    ) -> None:
+        self._cuda = runtime or _bindings(asked_by, instead)
         self._memory: dict[int, Memory] = {}
         self._streams: list[int] = []
         self._events: list[int] = []
         self._graphs: set[int] = set()
-        if not self._call("cudaGetDeviceCount", failure=f"{NO_GPU} and its driver (--engine onnxruntime needs none)"):
-            raise EngineError(f"{NO_GPU}, and CUDA sees none. Choose --engine onnxruntime, or make one visible.")
+        failure = f"{asked_by} needs a GPU and its driver (without one, {instead})"
+        if not self._call("cudaGetDeviceCount", failure=failure):
+            raise EngineError(f"{asked_by} needs a GPU, and CUDA sees none. Make one visible, or {instead}.")
         self._call("cudaSetDevice", 0)
         attributes = self._cuda.cudaDeviceAttr
         major = self._call("cudaDeviceGetAttribute", attributes.cudaDevAttrComputeCapabilityMajor, 0)
@@ -65,6 +70,14 @@ class CudaDevice:
     def release(self, memory: Memory) -> None:
         if self._memory.pop(memory.address, None):
             self._call("cudaFreeHost" if memory.pinned else "cudaFree", memory.address)
+
+    def pin(self, address: int, nbytes: int) -> int:
+        flags = self._cuda.cudaHostRegisterPortable | self._cuda.cudaHostRegisterMapped
+        self._call("cudaHostRegister", address, nbytes, flags, failure=f"CUDA cannot pin {nbytes:,} bytes")
+        return int(self._call("cudaHostGetDevicePointer", address, 0))
+
+    def unpin(self, address: int) -> None:
+        self._call("cudaHostUnregister", address)
 
     def new_stream(self) -> int:
         # Work of the default stream would wait for streams without this flag, and they for it.
@@ -143,12 +156,13 @@ class CudaDevice:
         return results[0] if len(results) == 1 else tuple(results) or None
 
 
-def _bindings() -> Any:
+def _bindings(asked_by: str, instead: str) -> Any:
     try:
         from cuda.bindings import runtime
     except ImportError as cause:
         raise EngineError(
-            f"The TensorRT engine needs cuda-bindings ({cause}). Install it with: pip install 'flashnext-trt[tensorrt]'"
+            f"{asked_by} needs cuda-bindings ({cause}). Install it (pip install 'flashnext-trt[tensorrt]'), "
+            f"or {instead}."
         ) from None
     return runtime
 

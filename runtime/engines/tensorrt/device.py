@@ -47,6 +47,12 @@ class Device(Protocol):
     def release(self, memory: Memory) -> None:
         """Give memory back; nothing may use it any more."""
 
+    def pin(self, address: int, nbytes: int) -> int:
+        """Page-lock memory that the host has already, until it is unpinned; where the device finds it."""
+
+    def unpin(self, address: int) -> None:
+        """Take that back, by the host's address; the device may not use the memory any more."""
+
     def new_stream(self) -> int:
         """A queue of work. Work of one stream runs in order, of several at once."""
 

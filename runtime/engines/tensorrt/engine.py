@@ -78,7 +78,8 @@ class TensorRTEngine:
         self._candidates = self._new_selection() if LOGITS in resident else None
         self._larger: dict[str, Buffer] = {}
         self._kept = (self._resident | ({LOGITS} if self._candidates else set())) & self._outputs.keys()
-        self._consumed = session.device.new_event()
+        self.consumed = session.device.new_event()
+        """Event: the last run, which reads its inputs, is done."""
         self._ids = self._staging([t for t in spec.inputs if _is_small(t)], on_side=False)
         self._large: dict[str, Staging] = {}
         self._captured: OrderedDict[Key, int] = OrderedDict()
@@ -116,7 +117,7 @@ class TensorRTEngine:
         self._run(profile, sizes, addresses)
         for state in self._turning:
             state.ran()
-        self._session.device.record(self._consumed, self._session.stream)
+        self._session.device.record(self.consumed, self._session.stream)
         return self._collect(sizes)
 
     @property
@@ -184,7 +185,7 @@ class TensorRTEngine:
 
     def _staging(self, specs: list[TensorSpec], on_side: bool) -> Staging:
         sizes = {t.name: most_bytes(t, self.spec, self._graph) for t in specs}
-        return Staging(self._session, sizes, self._consumed, on_side=on_side)
+        return Staging(self._session, sizes, self.consumed, on_side=on_side)
 
     # --- running --------------------------------------------------------------
 

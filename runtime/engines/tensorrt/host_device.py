@@ -43,6 +43,7 @@ class HostDevice:
         self._left = total_bytes
         self._blocks: dict[int, tuple[Memory, NDArray[np.uint8]]] = {}
         self._released: list[tuple[Memory, NDArray[np.uint8]]] = []
+        self._pinned: dict[int, Memory] = {}
         self._streams: dict[int, deque[Work]] = {}
         self._recorded: dict[int, tuple[int, int]] = {}
         self._reached: dict[int, int] = {}
@@ -77,10 +78,17 @@ class HostDevice:
             self._released.append(block)
             self._left += 0 if memory.pinned else memory.nbytes
 
+    def pin(self, address: int, nbytes: int) -> int:
+        self._pinned[address] = Memory(address, nbytes, pinned=True)
+        return address
+
+    def unpin(self, address: int) -> None:
+        del self._pinned[address]
+
     @property
     def blocks(self) -> int:
-        """How many blocks of memory have not been released."""
-        return len(self._blocks)
+        """How many blocks of memory have not been released, or unpinned."""
+        return len(self._blocks) + len(self._pinned)
 
     def check_live(self, address: int, nbytes: int) -> None:
         """Raise a RuntimeError if any of these bytes were released."""

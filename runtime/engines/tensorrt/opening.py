@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from flashnext.runtime.engines.engine_set import EngineOptions, EngineSet, StepL
 from flashnext.runtime.engines.tensorrt import states, weight_stream
 from flashnext.runtime.engines.tensorrt.cuda_device import CudaDevice
 from flashnext.runtime.engines.tensorrt.device import Device
+from flashnext.runtime.engines.tensorrt.device_rows import DeviceRows, Most
 from flashnext.runtime.engines.tensorrt.engine import TensorRTEngine
 from flashnext.runtime.engines.tensorrt.fitting import (
     check_fits,
@@ -64,9 +66,11 @@ def open_bundle(
         CheckpointError: a weight that is missing or cannot be read.
     """
     opened = _open(kind, bundle, manifest, options)
-    session, engines = opened.session, dict[str, TensorRTEngine]()
+    session, engines, rows = opened.session, dict[str, TensorRTEngine](), dict[str, DeviceRows]()
 
     def close() -> None:
+        for source in rows.values():
+            source.close()
         session.drain()  # copies may still read what the engines release
         for engine in engines.values():
             engine.close()
@@ -79,6 +83,8 @@ def open_bundle(
             staying = resident_outputs(name, spec) if resident else frozenset()
             engines[name] = make_engine(opened, manifest, name, staying)
         session.settle()
+        if options.ngram_gather == "device":
+            rows |= open_rows(opened, manifest, checkpoint, engines["body"])
         specs = [*manifest.weights, *weight_stream.freed(opened.built, manifest, checkpoint)]
         weights = weight_stream.load(session, specs, checkpoint, options.expert_memory == "host")
         for engine in engines.values():
@@ -86,7 +92,8 @@ def open_bundle(
     except BaseException:
         close()
         raise
-    return EngineSet(engines, states.DeviceStates(kept), step_limits(manifest, opened.built), close)
+    found = step_limits(manifest, opened.built)
+    return EngineSet(engines, states.DeviceStates(kept), found, close, row_sources=rows)
 
 
 def open_graph(kind: str, graph: str, bundle: Path, manifest: Manifest) -> TensorRTEngine:
@@ -103,6 +110,32 @@ def make_engine(opened: Opened, manifest: Manifest, graph: str, resident: frozen
     plans = opened.plans[graph]
     built = opened.built.graphs[graph]
     return TensorRTEngine(manifest.graphs[graph], built, plans, opened.session, manifest.window, resident)
+
+
+def open_rows(
+    opened: Opened, manifest: Manifest, checkpoint: Checkpoint, body: TensorRTEngine
+) -> dict[str, DeviceRows]:
+    """What finds the n-gram rows on the device, by the body's input.
+
+    Raises:
+        EngineError: the engine has no kernels, or none for such a table.
+        RequestError: the tables cannot be pinned.
+    """
+    if opened.session.kernels is None:
+        raise EngineError(
+            f'ngram_gather = "device" takes a kernel of the plugin library, and the engine at {opened.folder} was '
+            'built without one. Build it again, or let the host gather (ngram_gather = "host").'
+        )
+    rows: dict[str, DeviceRows] = {}
+    found = step_limits(manifest, opened.built)
+    tokens = max(found.sequences * manifest.window, found.prompts * found.tokens)
+    most = Most(max(found.sequences, found.prompts), tokens)
+    with ExitStack() as undo:
+        for ngram in manifest.ngrams:
+            rows[ngram.input] = DeviceRows.open(opened.session, ngram, checkpoint, manifest.dtype, most, body.consumed)
+            undo.callback(rows[ngram.input].close)
+        undo.pop_all()
+    return rows
 
 
 def resident_outputs(graph: str, spec: GraphSpec) -> frozenset[str]:

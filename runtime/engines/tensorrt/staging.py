@@ -7,7 +7,7 @@ have one of their own, whose copies run on the side stream while the graph befor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ class _Slot:
     memory: Memory
     bytes: NDArray[np.uint8]
     copied: int
-    """Event: what was in it has been copied."""
+    """Event: what was in it has been copied, and what followed is done."""
     views: dict[Any, Array] = field(default_factory=dict)
     """The places of inputs by name, shape and dtype, as they come up."""
 
@@ -61,8 +61,9 @@ class Staging:
         """Where the input is on the device."""
         return self._place.address + self._offsets[name]
 
-    def put(self, arrays: Mapping[str, Array]) -> None:
-        """Queue the copy of some inputs; later work of the main stream sees them. The arrays may change at once."""
+    def put(self, arrays: Mapping[str, Array], then: Callable[[], None] = lambda: None) -> None:
+        """Queue the copy of some inputs, and what `then` queues behind it on the same stream; later work of the main
+        stream sees both. The arrays may change at once."""
         if not self._slots:  # what only other graphs fill needs none
             self._slots = [self._new_slot(self._place.nbytes) for _ in range(BUFFERS)]
         slot = self._slots[self._next]
@@ -79,6 +80,7 @@ class Staging:
         if self._stream != self._main:
             self._device.wait(self._stream, self._consumed)
         self._device.copy(self._place.address, slot.memory.address, end, self._stream)
+        then()
         self._device.record(slot.copied, self._stream)
         if self._stream != self._main:
             self._device.wait(self._main, slot.copied)

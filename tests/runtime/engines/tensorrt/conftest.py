@@ -38,7 +38,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
 def kernel_library() -> Path:
     """A library of the engine's own kernels for the played GPU: the host execution, without plugins."""
     try:
-        return host_build.build("plain", [host_build.SOURCES / "candidates/kernel.cu"])
+        return host_build.build("plain", [host_build.SOURCES / op / "kernel.cu" for op in ("candidates", "ngram_rows")])
     except PluginError as error:
         pytest.skip(str(error))
 

@@ -95,6 +95,17 @@ class CudaOnHost:
         assert self._memory[address].pinned
         self._host.release(self._memory.pop(address))
 
+    def _cudaHostRegister(self, ptr: int, size: int, flags: int) -> None:  # noqa: N802
+        assert flags == real.cudaHostRegisterPortable | real.cudaHostRegisterMapped
+        self._host.pin(ptr, size)
+
+    def _cudaHostGetDevicePointer(self, pHost: int, flags: int) -> int:  # noqa: N802
+        assert flags == 0
+        return pHost
+
+    def _cudaHostUnregister(self, ptr: int) -> None:  # noqa: N802
+        self._host.unpin(ptr)
+
     def _cudaMemset(self, address: int, value: int, count: int) -> None:  # noqa: N802
         assert value == 0
 

@@ -11,12 +11,15 @@ import pytest
 from cuda_on_host import CudaOnHost
 from engine_folder import Machine
 
-from flashnext.export.errors import EngineError
+from flashnext.export.checkpoint.reader import Checkpoint
+from flashnext.export.errors import EngineError, RequestError
 from flashnext.runtime import LLM, SamplingParams
 from flashnext.runtime.engines.tensorrt import opening
 from flashnext.runtime.engines.tensorrt.cuda_device import CudaDevice
 from flashnext.runtime.engines.tensorrt.device import ALIGNMENT, Device
 from flashnext.runtime.engines.tensorrt.host_device import HostDevice
+from flashnext.runtime.ngram_memory import TableMemory
+from flashnext.runtime.ngram_table import NgramTable
 
 DEVICES: dict[str, Callable[[HostDevice], Device]] = {
     "host": lambda host: host,
@@ -159,3 +162,26 @@ def test_the_engine_runs_on_the_cuda_device(engine: Path, machine: Machine, monk
         found, wanted = (x.generate(prompts, params) for x in (llm, reference))
         assert [o.token_ids for o in found] == [o.token_ids for o in wanted]
     assert {"cudaGraphLaunch", "cudaHostAlloc", "cudaFreeHost", "cudaFree", "cudaStreamWaitEvent"} <= {*cuda.called}
+
+
+def test_a_pinned_table_is_one_that_the_device_may_read(device: Device, random_checkpoint: Path) -> None:
+    """The same rows for the host, in memory that is pinned until the table is closed."""
+    checkpoint = Checkpoint.open(random_checkpoint)
+    spec, memory = checkpoint.ngram_spec(1), TableMemory("pinned", device)
+    table = NgramTable.open(spec, checkpoint, "float32", memory)
+    wanted = NgramTable.open(spec, checkpoint, "float32").gather(np.arange(spec.rows))
+    np.testing.assert_array_equal(table.gather(np.arange(spec.rows)), wanted)
+    assert memory.device_address(table.shards[1]) == table.shards[1].ctypes.data
+    memory.close()
+    memory.close()  # twice does no harm
+
+
+def test_a_table_that_cannot_be_pinned_is_said(random_checkpoint: Path) -> None:
+    cuda = CudaOnHost(HostDevice())
+    cuda.fail("cudaHostRegister", "cudaErrorNotPermitted")
+    checkpoint, memory = Checkpoint.open(random_checkpoint), TableMemory("pinned", CudaDevice(cuda))
+    with pytest.raises(
+        RequestError, match=r'cannot pin [\d,]+ bytes: cudaErrorNotPermitted .* Take ngram_table = "huge"'
+    ):
+        memory.place(checkpoint, checkpoint.ngram_spec(1).shards)
+    memory.close()
