@@ -4,8 +4,9 @@
 
 Needs no GPU and no TensorRT: both are played by stand-ins that do nothing (work that is queued is dropped), so what is
 left is the engine itself, the n-gram rows and the model runner. Measured in turns: with the kernel that leaves rows of
-logits on the device (its host execution is compiled with g++ and loaded, not run), and with rows that are copied whole.
-Prints both and ends with one JSON line; a figure is the least of five runs, in microseconds of this process's CPU time.
+logits on the device (its host execution is compiled with g++ and loaded, not run), with rows that are copied whole, and
+with n-gram rows that the GPU gathers (without CUDA's own time for the launch). Prints all and ends with one JSON line; a
+figure is the least of five runs, in microseconds of this process's CPU time.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ from flashnext.runtime.model_runner import ModelRunner, StepBatch
 VERSION = "0.0"
 RUNS = 5
 PLUGINS = PluginLibrary("0" * 64, 1, "", "", ("90",))
+VARIANTS = {"step_us": (PLUGINS, "host"), "whole_rows_us": (None, "host"), "device_rows_us": (PLUGINS, "device")}
+"""What is measured: the engine's plugin library, and who gathers n-gram rows."""
 
 
 class Idle:
@@ -157,13 +160,15 @@ def run(bundle: Path, batch: int, steps: int) -> Mapping[str, Any]:
     names = {dtype: dtype for dtype in plan.DTYPES.values()}
     plan.DTYPES.update(names)
     opening.new_device = IdleDevice
-    kernels = host_build.build("plain", [host_build.SOURCES / "candidates/kernel.cu"])
+    kernels = host_build.build("plain", [host_build.SOURCES / op / "kernel.cu" for op in ("candidates", "ngram_rows")])
     opening.find_plugins = lambda *_: kernels
     with tempfile.TemporaryDirectory(prefix="engine_host_time-") as folder:
         runners = {}
-        for name, plugins in (("step_us", PLUGINS), ("whole_rows_us", None)):
+        for name, (plugins, gather) in VARIANTS.items():
             write_engine(bundle, manifest, Path(folder) / name, plugins)
-            runners[name] = ModelRunner.open(bundle, "tensorrt", options=EngineOptions(engine_path=Path(folder) / name))
+            options = EngineOptions(engine_path=Path(folder) / name, ngram_gather=gather)
+            table = "pinned" if gather == "device" else "mapped"
+            runners[name] = ModelRunner.open(bundle, "tensorrt", options=options, ngram_table=table)
         found = measure(runners, batch, steps)
         for runner in runners.values():
             runner.close()
@@ -181,7 +186,8 @@ def main() -> int:
         found = run(options.bundle, options.batch, options.steps)
         print(
             f"decode step of {found['batch']} sequences, {found['states']} states: {found['step_us']} us of host work; "
-            f"{found['whole_rows_us']} us with whole rows of logits"
+            f"{found['whole_rows_us']} us with whole rows of logits, {found['device_rows_us']} us with n-gram rows "
+            "that the GPU gathers"
         )
         print(json.dumps(found))
     return 0

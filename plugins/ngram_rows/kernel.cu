@@ -1,4 +1,5 @@
-// N-gram rows. A block is a token: some of its threads hash a head each, then all copy the rows, eight columns at a time.
+// N-gram rows. A block is a token: some of its threads hash a head each, then all copy the rows, eight columns at a time,
+// or one where the number of columns is no multiple of eight (small models).
 //
 // A row in host memory comes over PCIe, where a request takes microseconds. So a thread asks for all its parts before it
 // uses the first one: at the official sizes 16 rows of 20 parts are one part for each of 320 threads.
@@ -40,30 +41,50 @@ __device__ __forceinline__ int64_t row_of(const NgramRowsParams& p, int sequence
   return (rest < 0 ? rest + size : rest) + wide(p.head_offsets + 2 * head);
 }
 
-// Eight columns of a row as the table has them, kept packed until all of a thread's have been asked for.
-template <class T>
+// kPart columns of a row as the table has them, kept packed until all of a thread's have been asked for.
+template <class T, int kPart>
 struct Part {
   Packed<T> packed;
 };
+template <class T>
+struct Part<T, 1> {
+  T value;
+};
 template <>
-struct Part<Float4E2M1> {
+struct Part<Float4E2M1, kChunk> {
   uint32_t codes;
   float scale;
 };
 
-template <class T>
-__device__ __forceinline__ Part<T> load_part(const NgramRowsParams& p, int64_t row, int part) {
+template <class T, int kPart>
+__device__ __forceinline__ Part<T, kPart> load_part(const NgramRowsParams& p, int64_t row, int part) {
   if constexpr (std::is_same_v<T, Float4E2M1>) {
     const int64_t at = row * (p.columns / kChunk) + part;  // the group's scale is that of two parts
     const auto* scales = static_cast<const Float8E4M3*>(p.row_scales);
     return {uint32_t(load(static_cast<const int32_t*>(p.table) + at)), load(scales + at / 2)};
   } else {
-    return {load_packed(static_cast<const T*>(p.table) + row * p.columns + part * kChunk)};
+    const T* const at = static_cast<const T*>(p.table) + row * p.columns + part * kPart;
+    if constexpr (kPart == 1) {
+      NOTE_LOAD(at, sizeof(T));
+      return {*at};
+    } else {
+      return {load_packed(at)};
+    }
   }
 }
 
 template <class T, class O>
-__device__ __forceinline__ void write(O* out, const Part<T>& part, float scale) {
+__device__ __forceinline__ void write(O* out, const Part<T, 1>& part, float scale) {
+  if constexpr (std::is_same_v<T, O>) {
+    NOTE_STORE(out, sizeof(O));
+    *out = part.value;
+  } else {
+    store(out, to_float(part.value) * scale);
+  }
+}
+
+template <class T, class O>
+__device__ __forceinline__ void write(O* out, const Part<T, kChunk>& part, float scale) {
   if constexpr (std::is_same_v<T, O>) {
     store_packed(out, part.packed);
   } else {
@@ -81,38 +102,51 @@ __device__ __forceinline__ void write(O* out, const Part<T>& part, float scale) 
   }
 }
 
+template <class O, int kPart>
+__device__ __forceinline__ void clear(O* out) {
+  if constexpr (kPart == 1) {
+    store(out, 0.0f);
+  } else {
+    store_chunk(out, Chunk{});
+  }
+}
+
 // grid: (steps, batch)
-template <class T, class O>
+template <class T, class O, int kPart>
 __global__ void __launch_bounds__(kThreads, kBlocks) gather(NgramRowsParams p) {
   SHARED_ARRAY(int64_t, rows, [kMaxHeads]);
   allow_next_launch();
   wait_for_previous_launch();
-  const int step = blockIdx.x, sequence = blockIdx.y, parts = p.columns / kChunk, all = p.heads * parts;
+  const int step = blockIdx.x, sequence = blockIdx.y, parts = p.columns / kPart, all = p.heads * parts;
   O* const out = static_cast<O*>(p.out) + (int64_t(sequence) * p.steps + step) * p.heads * p.columns;
   if (step >= load(p.new_len + sequence)) {
-    for (int i = threadIdx.x; i < all; i += kThreads) store_chunk(out + int64_t(i) * kChunk, Chunk{});
+    for (int i = threadIdx.x; i < all; i += kThreads) clear<O, kPart>(out + int64_t(i) * kPart);
     return;
   }
   for (int head = threadIdx.x; head < p.heads; head += kThreads) rows[head] = row_of(p, sequence, step, head);
   __syncthreads();
   for (int start = threadIdx.x; start < all; start += kLoads * kThreads) {
-    Part<T> loaded[kLoads];
+    Part<T, kPart> loaded[kLoads];
     UNROLL
     for (int j = 0; j < kLoads; j++) {
       const int i = start + j * kThreads;
-      if (i < all) loaded[j] = load_part<T>(p, rows[i / parts], i % parts);
+      if (i < all) loaded[j] = load_part<T, kPart>(p, rows[i / parts], i % parts);
     }
     UNROLL
     for (int j = 0; j < kLoads; j++) {
       const int i = start + j * kThreads;
-      if (i < all) write<T, O>(out + int64_t(i) * kChunk, loaded[j], p.scale);
+      if (i < all) write<T, O>(out + int64_t(i) * kPart, loaded[j], p.scale);
     }
   }
 }
 
 template <class T, class O>
 Status launch_formats(const NgramRowsParams& p) {
-  return launch(gather<T, O>, dim3(p.steps, p.batch), dim3(kThreads), 0, p.stream, p);
+  const dim3 grid(p.steps, p.batch);
+  if constexpr (!std::is_same_v<T, Float4E2M1>) {
+    if (p.columns % kChunk) return launch(gather<T, O, 1>, grid, dim3(kThreads), 0, p.stream, p);
+  }
+  return launch(gather<T, O, kChunk>, grid, dim3(kThreads), 0, p.stream, p);
 }
 
 }  // namespace
@@ -123,9 +157,7 @@ int64_t workspace_bytes(const NgramRowsParams&) { return 0; }
 Status launch(const NgramRowsParams& p) {
   using namespace ngram_rows;
   const bool packed = p.T == kUInt8;
-  if (p.columns % (packed ? kScaleGroup : kChunk)) {
-    return rejected("NgramRows: columns must be a multiple of eight (NVFP4: 16)");
-  }
+  if (packed && p.columns % kScaleGroup) return rejected("NgramRows: columns of NVFP4 must be a multiple of 16");
   if (p.columns_stored != p.columns / (packed ? 2 : 1) || packed != (p.row_scales != nullptr)) {
     return rejected("NgramRows: NVFP4 tables, and no others, have half as many bytes as columns, and row scales");
   }
@@ -136,6 +168,7 @@ Status launch(const NgramRowsParams& p) {
   if (p.T == kBFloat16 && p.O == kBFloat16) return launch_formats<BFloat16, BFloat16>(p);
   if (p.T == kBFloat16 && p.O == kFloat32) return launch_formats<BFloat16, Float32>(p);
   if (p.T == kFloat32 && p.O == kFloat32) return launch_formats<Float32, Float32>(p);
+  if (p.T == kFloat32 && p.O == kBFloat16) return launch_formats<Float32, BFloat16>(p);
   if (p.T == kFloat8E4M3 && p.O == kBFloat16) return launch_formats<Float8E4M3, BFloat16>(p);
   if (p.T == kFloat8E4M3 && p.O == kFloat32) return launch_formats<Float8E4M3, Float32>(p);
   if (p.T == kUInt8 && p.O == kBFloat16) return launch_formats<Float4E2M1, BFloat16>(p);

@@ -17,3 +17,4 @@ def test_the_host_work_of_a_step_is_measured(random_bundle: Path) -> None:
     assert facts["batch"] == 2
     assert 0 < facts["step_us"] < 1e6
     assert 0 < facts["whole_rows_us"] < 1e6
+    assert 0 < facts["device_rows_us"] < 1e6

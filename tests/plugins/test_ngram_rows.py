@@ -13,7 +13,7 @@ from flashnext.export.errors import PluginError
 from flashnext.plugins.host_library import Execution, HostKernels
 
 F32, BF16, E4M3, NVFP4 = torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint8
-FORMATS = [(BF16, BF16), (BF16, F32), (F32, F32), (E4M3, BF16), (E4M3, F32), (NVFP4, BF16), (NVFP4, F32)]
+FORMATS = [(table, out) for table in (F32, BF16, E4M3, NVFP4) for out in (BF16, F32)]
 
 
 def check(kernels: HostKernels, **settings: object) -> None:
@@ -28,7 +28,7 @@ def check(kernels: HostKernels, **settings: object) -> None:
     steps=st.integers(1, 9),
     size=st.integers(2, 4),
     per_order=st.integers(1, 8),
-    columns=st.sampled_from([8, 16, 160]),
+    columns=st.sampled_from([6, 8, 16, 160]),
     formats=st.sampled_from(FORMATS),
     seed=st.integers(0, 1000),
 )
@@ -80,14 +80,15 @@ def test_same_bits_under_every_schedule(kernels: HostKernels) -> None:
     assert_deterministic(ngram_rows_case(batch=2, steps=3, per_order=4, columns=160, table=E4M3), kernels)
 
 
-def test_rows_are_read_once(kernels: HostKernels) -> None:
+@pytest.mark.parametrize(("table", "row_bytes"), [(BF16, 320), (E4M3, 160), (NVFP4, 80 + 10)])
+def test_rows_are_read_once(kernels: HostKernels, table: torch.dtype, row_bytes: int) -> None:
     if kernels.kind == "thread":
         pytest.skip("the build with ThreadSanitizer counts nothing")
-    case = ngram_rows_case(batch=1, steps=1, per_order=8, columns=160, seed=5)
+    case = ngram_rows_case(batch=1, steps=1, per_order=8, columns=160, table=table, seed=5)
     case.values["new_len"][:] = 1
     report = kernels.launch(case.op, case.values, Execution(watch="sectors"))
-    needed = 2 * 16 * 160 * 2 / 32  # in and out
-    astride = 16 + 1  # rows, and the output, that do not begin with a sector
+    needed = 16 * (row_bytes + 320) / 32  # in and out
+    astride = 16 + 1 + 16 * (table == NVFP4)  # rows, the output and scales of rows that do not begin with a sector
     assert report.launches == 1
     assert needed <= report.sectors <= needed + astride + 16  # and what the hash takes
 
@@ -95,9 +96,8 @@ def test_rows_are_read_once(kernels: HostKernels) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"columns": 12}, "columns must be a multiple of eight"),
         ({"per_order": 40}, "1 to 64 heads"),
-        ({"table": F32}, "no kernel for these formats"),
+        ({"out": torch.float16}, "no kernel for these formats"),
     ],
 )
 def test_what_it_cannot_do_is_refused(kernels: HostKernels, changes: dict[str, object], message: str) -> None:

@@ -49,19 +49,17 @@ Make = Callable[[str], Path]
 
 
 @pytest.fixture
-def make_bundle(once: Callable[[str, Callable[[Path], object]], Path], tmp_path: Path) -> Make:
-    """A bundle whose table is in that form, with an engine that has plugins; two layers, the draft layer if plain."""
+def make_bundle(once: Callable[[str, Callable[[Path], object]], Path], random_bundle: Path, tmp_path: Path) -> Make:
+    """A bundle whose table is in that form, with an engine that has plugins; only the plain one has the draft layer."""
 
     def make(form: str) -> Path:
         def export(folder: Path) -> None:
-            sizes = {"num_hidden_layers": 2, "ple_embed_dim": 256}
-            checkpoint = write_random_checkpoint(
-                folder / "checkpoint", sizes, quantization=TABLES[form], mtp=form == "plain"
-            )
+            sizes = {"num_hidden_layers": 2, "ple_embed_dim": 256 if form == "nvfp4" else 64}
+            checkpoint = write_random_checkpoint(folder / "checkpoint", sizes, quantization=TABLES[form], mtp=False)
             export_bundle(checkpoint, folder / "bundle", ExportOptions(capacity=256, slots=3))
 
-        made = once(f"device_rows_{form}", export)
-        bundle = Path(shutil.copytree(made / "bundle", tmp_path / form))
+        made = random_bundle if form == "plain" else once(f"device_rows_{form}", export) / "bundle"
+        bundle = Path(shutil.copytree(made, tmp_path / form))
         write_engine(bundle, plugins=PLUGINS)
         return bundle
 
@@ -204,6 +202,34 @@ def test_no_step_waits_for_the_host_and_each_reads_its_own_rows(
     rows.close()
 
 
+@pytest.mark.parametrize(
+    ("form", "parts", "touched"), [("plain", (320,), 320), ("fp8", (160,), 160), ("nvfp4", (80, 10), 136)]
+)
+def test_what_crosses_the_bus_for_a_token(
+    kernel_library: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    parts: tuple[int, ...],
+    touched: int,
+) -> None:
+    """At the official row size: some 32-byte sectors of the table, and the token with its context and length."""
+    sizes = {"num_hidden_layers": 2, "ple_embed_dim": 2560}
+    folder = write_random_checkpoint(tmp_path / form, sizes, quantization=TABLES[form], mtp=False, tokenizer=False)
+    checkpoint, device = Checkpoint.open(folder), HostDevice()
+    spec = checkpoint.ngram_spec(1)
+    session = Session(device, Library("tensorrt", module), Kernels(device, kernel_library))
+    rows = DeviceRows.open(session, spec, checkpoint, "bfloat16", Most(sequences=16, tokens=512), device.new_event())
+    copied: list[int] = []
+    monkeypatch.setattr(device, "copy", lambda target, source, nbytes, stream: copied.append(nbytes))
+    rows.submit(np.ones((1, 1), np.int32), np.ones((1, 2), np.int64), np.ones(1, np.int32)).wait()
+    assert copied == [256 + 256 + 4]  # each of the three begins where the device likes addresses to
+    assert rows.counts().bytes == 16 * sum(parts)
+    numbers = np.random.default_rng(0).integers(0, spec.rows, 10_000)
+    sectors = sum(((numbers * size % 32 + size + 31) // 32).sum() for size in parts)
+    assert round(32 * sectors / len(numbers)) == touched
+
+
 def test_rows_of_an_earlier_step_are_not_taken_for_those_of_this_one(make_bundle: Make, kernel_library: Path) -> None:
     _, rows, host, _ = open_rows(make_bundle("plain"), kernel_library)
     rng = np.random.default_rng(2)
@@ -273,15 +299,19 @@ def test_where_no_device_can_gather_it_is_refused(
 
 
 def test_a_table_that_the_kernel_does_not_take_is_refused_before_it_is_read(
-    bundle: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    kernel_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here rows of four columns; said by the kernel itself."""
-    write_engine(bundle, plugins=PLUGINS)
-    device = machine()
+    """By the kernel itself."""
+    checkpoint = Checkpoint.open(write_random_checkpoint(tmp_path / "f16", dtype="float16", layers=2))
     monkeypatch.setattr(TableMemory, "place", lambda *_: pytest.fail("it was read"))
-    assert refusal(bundle) == (
-        'ngram_gather = "device" cannot take the n-gram table of layer 1 (BF16; 16 heads of 4 columns, wanted in '
-        "float32). The kernel ngram_rows cannot be launched: NgramRows: columns must be a multiple of eight (NVFP4: "
-        '16). Let the host gather (ngram_gather = "host").'
+    device = HostDevice()
+    session = Session(device, Library("tensorrt", module), Kernels(device, kernel_library))
+    with pytest.raises(EngineError) as caught:
+        DeviceRows.open(session, checkpoint.ngram_spec(1), checkpoint, "float32", MOST, device.new_event())
+    assert str(caught.value) == (
+        'ngram_gather = "device" cannot take the n-gram table of layer 1 (F16; 16 heads of 4 columns, wanted in '
+        "float32). The kernel ngram_rows cannot be launched: NgramRows: no kernel for these formats. Let the host "
+        'gather (ngram_gather = "host").'
     )
+    session.close()
     assert device.blocks == 0
