@@ -5,8 +5,8 @@
 Needs no GPU and no TensorRT: both are played by stand-ins that do nothing (work that is queued is dropped), so what is
 left is the engine itself, the n-gram rows and the model runner. Measured in turns: with the kernel that leaves rows of
 logits on the device (its host execution is compiled with g++ and loaded, not run), with rows that are copied whole, and
-with n-gram rows that the GPU gathers (without CUDA's own time for the launch). Prints all and ends with one JSON line; a
-figure is the least of five runs, in microseconds of this process's CPU time.
+with n-gram rows that the GPU gathers (without CUDA's own time for the launch). Prints all and ends with one JSON line;
+a figure is the least of five runs, in microseconds of this process's CPU time.
 """
 
 from __future__ import annotations

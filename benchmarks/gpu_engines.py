@@ -4,8 +4,9 @@
 
 Exports the trained small model, builds the plugin library and the engine (`flashnext build` runs the golden check, so a
 wrong engine ends here), then writes greedy text with and without drafts in the engine and in `torch:device`, and times
-the engine. Ends with one JSON line, and with 1 if a text differs. Where TensorRT is not installed it says so and ends
-with 0. Not run yet: no GPU was at hand.
+the engine: `tensorrt` twice, with n-gram rows that the host gathers and with rows that the GPU gathers from a pinned
+table. Ends with one JSON line, and with 1 if a text differs. Where TensorRT is not installed it says so and ends with
+0. Not run yet: no GPU was at hand.
 """
 
 from __future__ import annotations
@@ -21,14 +22,20 @@ from typing import Any
 
 from flashnext.export.errors import EngineError, message_at_exit
 from flashnext.runtime import LLM, SamplingParams
+from flashnext.runtime.bench import Load, measure
 from flashnext.runtime.cli.main import main as flashnext
 from flashnext.runtime.cli.parser import output_file
+from flashnext.runtime.engines.engine_set import EngineOptions
 from flashnext.runtime.engines.tensorrt.plan import MODULES, Library
+from flashnext.runtime.model_runner import ModelRunner
 
 SMALL = Path(__file__).parents[1] / "models/small"
 PROMPTS = ["Once upon a time", "The morning was", "It is a truth universally acknowledged, that " * 8]
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
 DRAFTED = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True, draft_tokens=4)
+LOADS = [Load(prompt_length=128, batch=batch, output_tokens=32) for batch in (1, 3)]
+TABLES = {"host": "mapped", "device": "pinned"}
+"""Where the n-gram table is kept, by who gathers its rows."""
 
 
 class StageError(Exception):
@@ -42,14 +49,39 @@ def command(*words: str) -> None:
         raise StageError(f"flashnext {words[0]} ended with {code}")
 
 
-def texts(bundle: Path, engine: str) -> tuple[list[list[int]], float]:
+def texts(bundle: Path, engine: str, **options: str) -> tuple[list[list[int]], float]:
     """Tokens of all prompts, without and with drafts; seconds of the second run of both."""
-    with LLM(bundle, engine=engine) as llm:
+    with LLM(bundle, engine=engine, **options) as llm:  # type: ignore[arg-type]
         for _ in range(2):  # the first one captures CUDA graphs
             start = time.perf_counter()
             found = [o.token_ids for params in (GREEDY, DRAFTED) for o in llm.generate(PROMPTS, params)]
             seconds = time.perf_counter() - start
     return found, seconds
+
+
+def latencies(bundle: Path, engine: str, table: str, gather: str) -> list[dict[str, Any]]:
+    """Each load's first token, time per token and n-gram rows, as `flashnext bench` has them."""
+    options = EngineOptions(ngram_gather=gather)
+    runner = ModelRunner.open(bundle, engine, options=options, ngram_table=table)
+    try:
+        return [measure(runner, load).facts() for load in LOADS]
+    finally:
+        runner.close()
+
+
+def measured(bundle: Path, engine: str, wanted: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The engine's texts and times, by who gathers the n-gram rows; what differs from the texts that are wanted."""
+    found: dict[str, Any] = {}
+    for gather, table in TABLES.items():
+        if gather == "device" and engine != "tensorrt":
+            continue
+        texts_found, seconds = texts(bundle, engine, ngram_table=table, ngram_gather=gather)
+        found[gather] = {
+            "differing_texts": sum(a != b for a, b in zip(texts_found, wanted, strict=True)),
+            "tokens_per_second": round(sum(map(len, texts_found)) / seconds, 1),
+            "loads": latencies(bundle, engine, table, gather),
+        }
+    return found
 
 
 def run(engine: str) -> dict[str, Any]:
@@ -63,15 +95,14 @@ def run(engine: str) -> dict[str, Any]:
         command("build", str(bundle), "--engine", engine)
         built = time.perf_counter() - start
         wanted, torch_seconds = texts(bundle, "torch:device")
-        found, seconds = texts(bundle, engine)
-    tokens = sum(map(len, found))
+        found = measured(bundle, engine, wanted)
     return {
         "engine": engine,
         "build_seconds": round(built, 1),
-        "texts": len(found),
-        "differing_texts": sum(a != b for a, b in zip(found, wanted, strict=True)),
-        "tokens_per_second": round(tokens / seconds, 1),
-        "torch_tokens_per_second": round(tokens / torch_seconds, 1),
+        "texts": len(wanted),
+        "differing_texts": sum(way["differing_texts"] for way in found.values()),
+        "torch_tokens_per_second": round(sum(map(len, wanted)) / torch_seconds, 1),
+        "rows_gathered_by": found,
     }
 
 

@@ -6,7 +6,7 @@
 | correct | tests/plugins on the GPU against PyTorch, official sizes included | 90 |
 | sanitize | compute-sanitizer (memcheck, then racecheck) over one small case of every op | 60 |
 | time | benchmarks/kernel_times.py | 90 |
-| engines | benchmarks/gpu_engines.py: plugin library, engine, golden check, tokens against PyTorch | 480 |
+| engines | benchmarks/gpu_engines.py: plugin library, engine, golden check, tokens, n-gram rows by either | 480 |
 | providers | benchmarks/gpu_providers.py: ONNX Runtime's providers against PyTorch, layer by layer | 240 |
 
 The last two run only when they are named (`--stage engines`): compiling the plugin library takes minutes, and not every
@@ -125,8 +125,10 @@ def correctness_tests(on: str) -> list[str]:
 
 
 def played_engine() -> list[str]:
-    """The TensorRT engine with GPU and TensorRT played by stand-ins."""
-    return ["tests/runtime/engines/tensorrt/test_engine.py", "-k", "tokens_are_those"]
+    """The TensorRT engine with GPU and TensorRT played by stand-ins, rows gathered by either."""
+    folder = "tests/runtime/engines/tensorrt"
+    files = [f"{folder}/test_engine.py", f"{folder}/test_device_rows.py"]
+    return [*files, "-k", "tokens_are_those and not (fp8 or nvfp4)"]
 
 
 def played_device() -> list[str]:

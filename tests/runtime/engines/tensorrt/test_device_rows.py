@@ -9,19 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gpu_engines
 import numpy as np
 import pytest
 from cuda_on_host import CudaOnHost
-from engine_folder import CHUNK, Machine, write_engine
+from engine_folder import CHUNK, PLUGINS, Machine, write_engine
 from onnxruntime_plans import module
 
-from flashnext.builder.engine_manifest import PluginLibrary
 from flashnext.export.checkpoint.random_checkpoint import write_random_checkpoint
 from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import CheckpointError, EngineError, FlashNextError, RequestError
 from flashnext.export.graphs.bundle import ExportOptions, export_bundle
 from flashnext.export.graphs.manifest import Manifest, NgramSpec
 from flashnext.runtime import LLM, SamplingParams
+from flashnext.runtime.bench import Load
 from flashnext.runtime.cli.main import main
 from flashnext.runtime.engines.tensorrt import opening
 from flashnext.runtime.engines.tensorrt.cuda_device import CudaDevice
@@ -44,7 +45,6 @@ DRAFTED = {
     for name in ("mtp", "prompt-lookup")
 }
 MOST = Most(sequences=3, tokens=48)
-PLUGINS = PluginLibrary("a" * 64, 1, "t", "10.14", ("90",))
 Make = Callable[[str], Path]
 
 
@@ -138,6 +138,26 @@ def test_what_was_gathered_is_counted(make_bundle: Make, machine: Machine, capsy
     assert (host["rows"], host["bytes"]) == (device["rows"], device["bytes"])
     assert (device["hot"], device["in_memory"], device["chunks_fetched_ahead"]) == (0.0, 1.0, 0)
     assert device["decode_wait_ms"]["p50"] > 0
+
+
+def test_the_stage_for_gpus_compares_both_ways(
+    make_bundle: Make, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `gpu_check --stage engines` measures once an engine is built, on the played GPU."""
+    bundle = make_bundle("plain")
+    short = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    load = Load(prompt_length=20, batch=2, output_tokens=3, repeats=1)
+    for name, value in (("PROMPTS", ["a", "b"]), ("GREEDY", short), ("DRAFTED", short), ("LOADS", [load])):
+        monkeypatch.setattr(gpu_engines, name, value)
+    machine()
+    wanted, _ = gpu_engines.texts(bundle, "onnxruntime")
+    found = gpu_engines.measured(bundle, "tensorrt", [*wanted[:-1], []])
+    assert found.keys() == {"host", "device"}
+    for gather, facts in found.items():
+        assert facts["differing_texts"] == 1
+        assert [load["ngram_rows"]["gathered_by"] for load in facts["loads"]] == [gather]
+    write_engine(bundle, "tensorrt-rtx")
+    assert gpu_engines.measured(bundle, "tensorrt-rtx", wanted).keys() == {"host"}
 
 
 # --- the rows alone -----------------------------------------------------------------------------------
