@@ -83,6 +83,8 @@ class HostDevice:
         return address
 
     def unpin(self, address: int) -> None:
+        if any(self._streams.values()):
+            raise RuntimeError(f"The memory at {address:#x} is unpinned while work is queued that may read it.")
         del self._pinned[address]
 
     @property

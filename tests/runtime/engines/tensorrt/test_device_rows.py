@@ -250,6 +250,15 @@ def test_what_crosses_the_bus_for_a_token(
     assert round(32 * sectors / len(numbers)) == touched
 
 
+def test_the_table_stays_pinned_until_the_device_is_done(make_bundle: Make, kernel_library: Path) -> None:
+    session, rows, host, _ = open_rows(make_bundle("plain"), kernel_library)
+    rows.submit(*random_step(np.random.default_rng(3), host.spec)).wait()
+    rows.close()  # the played device refuses to unpin what queued work may read
+    rows.close()  # twice does no harm
+    session.close()
+    assert session.device.blocks == 0  # type: ignore[attr-defined]
+
+
 def test_rows_of_an_earlier_step_are_not_taken_for_those_of_this_one(make_bundle: Make, kernel_library: Path) -> None:
     _, rows, host, _ = open_rows(make_bundle("plain"), kernel_library)
     rng = np.random.default_rng(2)
