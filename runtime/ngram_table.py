@@ -61,7 +61,7 @@ class NgramTable:
         self.scale = np.array(scale, np.float32)
         self.values = (number_formats.E4M3 * self.scale).astype(self.dtype)  # of each FP8 code
         self._starts = np.cumsum([0, *(len(s) for s in shards)])
-        self.row_bytes = sum(parts[0][:1].nbytes for parts in (self.shards, self.row_scales) if parts)
+        self.row_bytes = sum(p[0].shape[1] * p[0].itemsize for p in (self.shards, self.row_scales) if p)
         """Of one row as stored, with its scales."""
 
     @classmethod

@@ -86,7 +86,7 @@ class Maps {
   }
 
   const int descriptor_;
-  char buffer_[1024];
+  unsigned char buffer_[1024];  // a path may hold any byte, of which none is kEnd
   ssize_t at_ = 0, size_ = 0;
   int last_ = 0;
 };
@@ -171,12 +171,21 @@ bool survived(const siginfo_t& info) {
   return info.si_code <= 0 && info.si_pid == getpid() && any_cut();
 }
 
-void on_bus_error(int signal, siginfo_t* info, void*) {
-  const int error = errno;
-  if (!survived(*info)) {
-    sigaction(signal, &earlier_action, nullptr);  // the read is repeated and ends where it would have
-    if (info->si_code <= 0) raise(signal);        // nothing would repeat a signal that was sent
+// To whoever handled it before; this handler stays, unless the process is to end.
+void pass_on(int signal, siginfo_t* info, void* context) {
+  const bool sent = info->si_code <= 0;
+  if (earlier_action.sa_flags & SA_SIGINFO) return earlier_action.sa_sigaction(signal, info, context);
+  if (earlier_action.sa_handler == SIG_IGN && sent) return;
+  if (earlier_action.sa_handler != SIG_DFL && earlier_action.sa_handler != SIG_IGN) {
+    return earlier_action.sa_handler(signal);
   }
+  sigaction(signal, &earlier_action, nullptr);  // the read is repeated and ends where it would have
+  if (sent) raise(signal);                      // nothing would repeat a signal that was sent
+}
+
+void on_bus_error(int signal, siginfo_t* info, void* context) {
+  const int error = errno;
+  if (!survived(*info)) pass_on(signal, info, context);
   errno = error;
 }
 

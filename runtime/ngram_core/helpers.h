@@ -1,8 +1,7 @@
 // Threads that help a call and then wait for the next one. Starting threads anew costs more than a prompt's rows where a
 // scheduler packs new threads onto the processor that makes them (measured: up to 1.5 ms until one ran, woken: 5 us).
 //
-// The caller always works himself, so a call ends even where there are no helpers: after a fork, or without threads to
-// be had.
+// The caller always works himself, so a call ends even where there are no threads to be had.
 #pragma once
 
 #include <pthread.h>
@@ -21,10 +20,13 @@ namespace {
 
 class Helpers {
  public:
-  // Never destroyed: its threads may still wait when the process ends.
+  // Never destroyed: its threads may still wait when the process ends. A child of the process has none of them, and would
+  // wait for ever for those that waited when it was born: it gets helpers of its own.
   static Helpers& instance() {
-    static Helpers& helpers = *new Helpers;
-    return helpers;
+    static Helpers* helpers = new Helpers;
+    static const int at_forks = pthread_atfork(nullptr, nullptr, [] { helpers = new Helpers; });
+    (void)at_forks;
+    return *helpers;
   }
 
   // Calls `work` on this thread and on up to `wanted` helpers; returns when all of them have returned.

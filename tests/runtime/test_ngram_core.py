@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import os
 import subprocess
@@ -132,6 +133,23 @@ def test_rows_by_way_of_the_cache_are_the_same(form: str, dtype: str, stored: st
         assert counts.rows - counts.hot <= 2 * 424
 
 
+@pytest.mark.parametrize("form", ["plain", "fp8", "nvfp4"])
+def test_the_cache_of_a_table_whose_first_shard_is_empty(form: str) -> None:
+    table = table_of(form, "float32", shards=1, stored="float32")
+    parts = [table.shards[0][:0], table.shards[0]]
+    scales = [s.view(E4M3) for part in table.row_scales for s in (part[:0], part)]
+    spec = dataclasses.replace(table.spec, shards=("s0", "s1"), row_scales=("s0", "s1") if scales else ())
+    parts = [part.view(E4M3) for part in parts] if form == "fp8" else parts
+    halves = NgramTable(spec, parts, "float32", scales, float(table.scale), "mapped")
+    assert halves.row_bytes == table.row_bytes
+    core, plain = NgramCore.open(halves, 1 << 20), HostRows(spec, halves, "float32", native=False)
+    assert core is not None
+    tokens = np.random.default_rng(6).integers(0, 20, (1, 200)).astype(np.int32)
+    args = (tokens, np.full((1, 2), EOS), np.array([200]))
+    expected = plain.rows(*args).tobytes()
+    assert [core.rows(*args).tobytes() for _ in range(2)] == [expected] * 2
+
+
 def test_threads_give_and_take_workspaces_of_many_shapes() -> None:
     places = library._Workspaces(2, 4, np.dtype(np.float32))
 
@@ -226,6 +244,31 @@ def test_a_bad_nvfp4_scale_is_named_with_its_shard() -> None:
     rows = HostRows(table.spec, table, "float32")
     with pytest.raises(CheckpointError, match="s1 holds NaN or a negative scale"):
         rows.rows(np.arange(300)[None], np.full((1, 2), EOS), np.array([300]))
+
+
+FORK = """
+import numpy as np, os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+from test_ngram_core import NgramCore, table_of
+core = NgramCore.open(table_of("plain", "float32", stored="float32"))
+step = (np.arange(1500)[None], np.full((1, 2), 7), np.array([1500]))
+for _ in range(3):
+    expected = core.rows(*step, 2).tobytes()
+    time.sleep(0.05)  # its helper waits again
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+signal.alarm(30)
+processors = os.sched_getaffinity(0)
+for _ in range(10):
+    assert core.rows(*step, 4).tobytes() == expected
+    time.sleep(0.01)
+assert os.sched_getaffinity(0) == processors
+"""
+
+
+def test_a_forked_child_has_helpers_of_its_own() -> None:
+    """It neither waits for its parent's, nor takes itself for one of them and leaves its processor."""
+    subprocess.run([sys.executable, "-c", FORK, Path(__file__).parent], check=True)
 
 
 TRUNCATE = """

@@ -169,3 +169,44 @@ def test_pythons_faulthandler_reports_foreign_files(tmp_path: Path, order: str) 
     ended = run(tmp_path, f"{order}\narray = mapped(foreign)\nos.truncate(foreign, 0)\nprint(array[0])")
     assert (ended.returncode, ended.stdout) == (-signal.SIGBUS, "")
     assert ended.stderr.count("Fatal Python error: Bus error") == 1
+
+
+PYTHONS = "signal.signal(signal.SIGBUS, lambda *_: print('called'))"
+IGNORED = "signal.signal(signal.SIGBUS, signal.SIG_IGN)"
+
+
+@pytest.mark.parametrize(("earlier", "called"), [(PYTHONS, ["called"]), (IGNORED, [])])
+def test_a_signal_that_somebody_handled_before_leaves_the_handler(
+    tmp_path: Path, earlier: str, called: list[str]
+) -> None:
+    """One that is sent goes to him, and a file that is cut afterwards is still an error and no endless loop."""
+    code = f"""
+{earlier}
+files, array = MappedFiles.open({{watched: SIZE}}), mapped(watched)
+os.kill(os.getpid(), signal.SIGBUS)
+signal.setitimer(signal.ITIMER_REAL, 20)
+os.truncate(watched, 0)
+outcome(files, lambda: array[4096])
+"""
+    *before, zero, cut = lines(tmp_path, code)
+    assert (before, zero) == (called, "0")
+    assert "has become shorter" in cut
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    """Of the file itself and of one that is mapped below it: their bytes are in what the handler reads."""
+    code = r"""
+folder = Path(os.fsdecode(os.fsencode(sys.argv[1]) + b"/\xff"))
+folder.mkdir()
+odd, plain = folder / "odd", watched
+odd.write_bytes(b"1" * SIZE)
+for file in (plain, odd):
+    files, array, below = MappedFiles.open({file: SIZE}), mapped(file), mapped(odd)
+    os.truncate(file, 0)
+    try:
+        with files:
+            print(files.survive, array[4096])
+    except CheckpointError as error:
+        print("shorter" in str(error))
+"""
+    assert lines(tmp_path, code) == ["True 0", "True"] * 2
