@@ -33,11 +33,11 @@ class KernelLibrary:
         """The op's parameter struct, checked against the library's idea of it."""
         if op not in self._params:
             params = read_params(op, self.folder)
-            size = self._library.flashnext_params_size(op.encode())
-            if size != ctypes.sizeof(params.struct):
+            found, needed = self._library.flashnext_params_size(op.encode()), ctypes.sizeof(params.struct)
+            if found != needed:
                 raise PluginError(
-                    f"The kernels' {op} takes {size} bytes of parameters, {op}/params.h has "
-                    f"{ctypes.sizeof(params.struct)}. Write its fields as plugins/params.py reads them."
+                    f"The library's {op} takes {found} bytes of parameters, this package's {needed}: it was built "
+                    "from other sources. Build it again (flashnext plugins build), and then the engines that use it."
                 )
             self._params[op] = params
         return self._params[op]
