@@ -23,6 +23,7 @@ from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import RequestError
 from flashnext.export.graphs.manifest import NgramSpec
 from flashnext.runtime.engines.base import Array, numpy_dtype
+from flashnext.runtime.mapped_files.files import MappedFiles
 from flashnext.runtime.ngram_core.library import NgramCore, threads_for
 from flashnext.runtime.ngram_memory import TableMemory
 from flashnext.runtime.ngram_table import NgramTable
@@ -131,8 +132,8 @@ class HostRows:
         self._core = NgramCore.open(table, cache_bytes) if native else None
         if cache_bytes and self._core is None:
             raise RequestError(
-                "ngram_cache_bytes needs native code, which cannot be compiled here (or does not convert this table): "
-                "install g++, or leave the option out."
+                "ngram_cache_bytes needs native code, which is switched off (FLASHNEXT_NATIVE=0), cannot be compiled here, "
+                "or does not convert this table: allow it and install g++, or leave the option out."
             )
         self._worker = RowWorker(f"ngram-{spec.layer}")
         self._plain_counts = RowCounts()
@@ -141,10 +142,16 @@ class HostRows:
     def open(
         cls, spec: NgramSpec, checkpoint: Checkpoint, dtype: str, kept: str = "mapped", cache_bytes: int = 0
     ) -> HostRows:
-        """The rows of the tensors that the manifest lists, kept as `flashnext.runtime.ngram_memory` says."""
+        """The rows of the tensors that the manifest lists, kept as `flashnext.runtime.ngram_memory` says.
+
+        Raises:
+            CheckpointError: tensors that do not form the table, or a file that is cut short meanwhile.
+            RequestError: the system refuses to keep them so, or there is no such cache (see `HostRows`).
+        """
         memory = TableMemory(kept)
         try:
-            table = NgramTable.open(spec, checkpoint, dtype, memory)
+            with MappedFiles.of(checkpoint):
+                table = NgramTable.open(spec, checkpoint, dtype, memory)
             return cls(spec, table, dtype, memory=memory, cache_bytes=cache_bytes)
         except BaseException:
             memory.close()

@@ -20,6 +20,7 @@ from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.errors import EngineError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.runtime.engines.base import Engine
+from flashnext.runtime.mapped_files.files import MappedFiles
 
 if TYPE_CHECKING:
     from flashnext.runtime.engines.onnxruntime_providers import Provider
@@ -44,6 +45,7 @@ def open_engine(
 
     Raises:
         EngineError: unknown engine, or its package is not installed.
+        CheckpointError: a file is cut short meanwhile.
     """
     if kind not in ENGINES:
         raise EngineError(f"There is no engine {kind!r}; choose one of {', '.join(ENGINES)}.")
@@ -60,7 +62,8 @@ def open_engine(
         if kind.startswith("torch"):
             from flashnext.runtime.engines.torch_engine import TorchEngine
 
-            return TorchEngine(graph, manifest, checkpoint, threads, kind.partition(":")[2], watch)
+            with MappedFiles.of(checkpoint):
+                return TorchEngine(graph, manifest, checkpoint, threads, kind.partition(":")[2], watch)
         from flashnext.runtime.engines.onnxruntime_engine import OnnxRuntimeEngine
     except ImportError as cause:
         extra = "cpu" if kind == "onnxruntime" else "export"
@@ -68,4 +71,5 @@ def open_engine(
             f"The {kind} engine needs a package that is not installed ({cause}). "
             f"Install it with: pip install 'flashnext-trt[{extra}]'"
         ) from None
-    return OnnxRuntimeEngine(graph, bundle, manifest, checkpoint, threads, watch=watch, providers=providers)
+    with MappedFiles.of(checkpoint):
+        return OnnxRuntimeEngine(graph, bundle, manifest, checkpoint, threads, watch=watch, providers=providers)

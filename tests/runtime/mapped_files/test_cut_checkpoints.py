@@ -13,7 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from flashnext.export.checkpoint.reader import Checkpoint
+from flashnext.export.errors import CheckpointError
+from flashnext.export.graphs.manifest import Manifest
+from flashnext.runtime.engines import open_engine
 from flashnext.runtime.mapped_files import guard
+from flashnext.runtime.ngram import HostRows
 
 needs_handler = pytest.mark.skipif(guard.load() is None, reason="there is no handler here: no Linux, or no compiler")
 
@@ -80,6 +85,28 @@ def test_without_native_code_a_cut_between_two_steps_is_an_error_too(random_bund
     assert len(errors) == 4
     assert len(set(errors)) == 1
     assert "has become shorter while it was in use: 0 of " in errors[0]
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch:reference"])
+@needs_handler
+def test_a_file_that_is_cut_while_a_graph_is_opened(random_bundle: Path, checkpoint: Path, engine: str) -> None:
+    """Not the engine's words about a file that ends early, and not a graph whose weights are zeros."""
+    opened, manifest = Checkpoint.open(checkpoint), Manifest.read(random_bundle)
+    for file in {info.file for info in opened.tensors.values()}:
+        os.truncate(file, 4096)
+    with pytest.raises(CheckpointError, match="has become shorter while it was in use: 4,096 of "):
+        open_engine(engine, "body", random_bundle, manifest, opened, 1)
+
+
+@pytest.mark.parametrize("kept", ["mapped", "huge"])
+@pytest.mark.parametrize("length", [0, 4096])
+def test_a_file_that_is_cut_while_its_table_is_opened(checkpoint: Path, kept: str, length: int) -> None:
+    opened = Checkpoint.open(checkpoint)
+    spec = opened.ngram_spec(opened.config.ngram_layers[0])
+    for file in {opened.tensors[name].file for name in spec.shards}:
+        os.truncate(file, length)
+    with pytest.raises(CheckpointError, match=f"has become shorter while it was in use: {length:,} of "):
+        HostRows.open(spec, opened, "float32", kept)
 
 
 GATHER = """
