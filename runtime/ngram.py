@@ -132,8 +132,8 @@ class HostRows:
         self._core = NgramCore.open(table, cache_bytes) if native else None
         if cache_bytes and self._core is None:
             raise RequestError(
-                "ngram_cache_bytes needs native code, which is switched off (FLASHNEXT_NATIVE=0), cannot be compiled here, "
-                "or does not convert this table: allow it and install g++, or leave the option out."
+                "ngram_cache_bytes needs native code, which is switched off (FLASHNEXT_NATIVE=0), cannot be compiled "
+                "here, or does not convert this table: allow it and install g++, or leave the option out."
             )
         self._worker = RowWorker(f"ngram-{spec.layer}")
         self._plain_counts = RowCounts()
