@@ -10,6 +10,15 @@
 
 #include "common/status.h"
 
+namespace flashnext {
+
+// Shared memory of a block that no launch asks for; static and dynamic together.
+constexpr size_t kSharedUnasked = 48 << 10;
+// A launch asks for more dynamic memory than this: below it, a kernel's static arrays have 16 KB beside it.
+constexpr size_t kDynamicUnasked = 32 << 10;
+
+}  // namespace flashnext
+
 #if defined(__CUDACC__)
 
 #include <cuda_runtime.h>
@@ -64,7 +73,7 @@ inline bool can_overlap() {
 template <class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, void* stream,
               Arguments&&... arguments) {
-  if (shared_bytes > 48 << 10) {
+  if (shared_bytes > kDynamicUnasked) {
     const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
     const cudaError_t error = cudaFuncSetAttribute(kernel, attribute, int(shared_bytes));
     if (error != cudaSuccess) return cuda_status(error);
@@ -117,7 +126,11 @@ Status launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t share
   auto body = [&] { std::apply(kernel, std::tuple(given)); };
   using BodyType = decltype(body);
   const auto run = [](void* closure) { (*static_cast<BodyType*>(closure))(); };
-  const char* wrong = simt::run_grid(grid, block, shared_bytes, run, &body);
+  const void* const name = reinterpret_cast<const void*>(kernel);
+  const char* wrong = simt::run_grid(name, grid, block, shared_bytes, run, &body);
+  if (!wrong && shared_bytes <= kDynamicUnasked && simt::static_shared_bytes(name) + shared_bytes > kSharedUnasked) {
+    wrong = "more shared memory, static and dynamic together, than a launch gets that does not ask for it";
+  }
   return wrong ? Status{kFailed, wrong} : Status{};
 }
 

@@ -34,8 +34,9 @@ extern Config config;
 // --- launches ---------------------------------------------------------------------------------------
 using Body = void (*)(void* closure);
 
-// Runs every block of the grid. Returns nullptr, or what went wrong (valid until the next launch).
-const char* run_grid(dim3 grid, dim3 block, size_t shared_bytes, Body body, void* closure);
+// Runs every block of the grid. Returns nullptr, or what went wrong (valid until the next launch). `kernel` is the address
+// of its function.
+const char* run_grid(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, Body body, void* closure);
 
 [[noreturn]] void fail(const char* message, Location location);
 
@@ -44,6 +45,7 @@ constexpr size_t kSharedLimit = 227 << 10;    // of one block on sm_90
 
 void* dynamic_shared();
 void register_shared(void* begin, size_t bytes);  // a static array, to be poisoned before every block
+size_t static_shared_bytes(const void* kernel);   // of the arrays that a launch of it has come by
 uint32_t shared_address(const void* pointer);     // the 32 bits that ldmatrix and cp.async take
 void* shared_pointer(uint32_t address);
 

@@ -36,6 +36,8 @@ constexpr unsigned kSwapOneIn = 512;  // scheduling decisions per change of prio
 alignas(1024) char dynamic_memory[kSharedLimit + kCanaryBytes];
 size_t dynamic_bytes;
 std::vector<std::pair<void*, size_t>> static_arrays;
+std::map<const void*, size_t> static_bytes;  // by kernel
+const void* running;                         // kernel
 
 Body body;
 void* closure;
@@ -276,8 +278,11 @@ void* dynamic_shared() { return dynamic_memory; }
 
 void register_shared(void* begin, size_t bytes) {
   static_arrays.emplace_back(begin, bytes);
+  static_bytes[running] += bytes;
   fill(begin, kPoison, bytes);
 }
+
+size_t static_shared_bytes(const void* kernel) { return static_bytes[kernel]; }
 
 // Static arrays lie in the same loaded file as the dynamic memory, less than 1 GiB away.
 uint32_t shared_address(const void* pointer) {
@@ -290,9 +295,10 @@ int lane() { return current->lane; }
 
 uint64_t block_number() { return blockIdx.x + uint64_t(gridDim.x) * (blockIdx.y + uint64_t(gridDim.y) * blockIdx.z); }
 
-const char* run_grid(dim3 grid, dim3 threads, size_t shared_bytes, Body run, void* arguments) {
+const char* run_grid(const void* kernel, dim3 grid, dim3 threads, size_t shared_bytes, Body run, void* arguments) {
   if (const char* wrong = check_launch(grid, threads, shared_bytes)) return wrong;
   if (!launcher.fiber.size) adopt_current_thread(launcher.fiber);
+  running = kernel;
   gridDim = grid;
   blockDim = threads;
   body = run;

@@ -92,6 +92,11 @@ def test_more_candidates_of_the_parts_than_shared_memory_holds(kernels: HostKern
     check(candidates_case(rows=1, vocabulary=33 * 8192, count=512, dtype=BF16, logits="tied"), kernels)
 
 
+def test_candidates_of_the_parts_that_just_fit_beside_the_static_arrays(kernels: HostKernels) -> None:
+    """48 KB of them, which a launch has to ask for, since the kernel has 5 KB more."""
+    check(candidates_case(rows=1, vocabulary=24 * 8192, count=512, dtype=BF16), kernels)
+
+
 def test_official_vocabulary_moves_every_byte_once(kernels: HostKernels) -> None:
     case = candidates_case(rows=1, vocabulary=248320, count=256, dtype=BF16)
     report = case.check(kernels, Execution(watch="sectors"))

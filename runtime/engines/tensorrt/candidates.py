@@ -23,6 +23,8 @@ MOST = 256
 """Logits of a row that are brought back: 2 KB of 1 MB, and more than the top-k that people ask for."""
 FORMATS = ("float32", "bfloat16")
 """Of logits that the kernel takes."""
+LEAST_INVERSE = float(np.finfo(np.float32).smallest_subnormal)
+"""What 1 / temperature is at least, for the kernel: 0 would be none. No logits tell it from smaller ones."""
 F32, INT32, BYTES = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.uint8)
 PART_BYTES = 16
 """What the parts of the results are aligned to, as kernels want it."""
@@ -87,7 +89,7 @@ class CandidateSelection:
             "values": DeviceArray(device, stream, results, (rows, self._count), F32),
             "indices": DeviceArray(device, stream, results + layout.indices, (rows, self._count), INT32),
             "sums": DeviceArray(device, stream, results + layout.sums, (rows,), F32),
-            "inverse_temperature": 1.0 / temperature,
+            "inverse_temperature": max(1.0 / temperature, LEAST_INVERSE),
         }
         return self._kernels.prepare("candidates", values, stream)
 

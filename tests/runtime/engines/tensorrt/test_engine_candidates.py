@@ -62,6 +62,7 @@ UNSETTLED: dict[str, dict[str, Any]] = {
     "top_k of more": {"top_k": MOST},
     "penalties that raise": {"top_k": 8, "presence_penalty": -1.0},
     "penalties and top_p": {"top_p": 0.3, "presence_penalty": 0.1},
+    "as hot as can be": {"temperature": 1e300, "top_p": 0.3},
 }
 """What takes every row whole."""
 
