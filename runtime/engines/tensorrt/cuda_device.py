@@ -68,8 +68,10 @@ class CudaDevice:
         return memory
 
     def release(self, memory: Memory) -> None:
+        # A status that is passed over, here and where graphs are released: it tells of a failure before, which has been
+        # reported, and what else is to be let go should be.
         if self._memory.pop(memory.address, None):
-            self._call("cudaFreeHost" if memory.pinned else "cudaFree", memory.address)
+            (self._cuda.cudaFreeHost if memory.pinned else self._cuda.cudaFree)(memory.address)
 
     def pin(self, address: int, nbytes: int) -> int:
         flags = self._cuda.cudaHostRegisterPortable | self._cuda.cudaHostRegisterMapped
@@ -127,7 +129,7 @@ class CudaDevice:
 
     def release_graph(self, graph: int) -> None:
         self._graphs.discard(graph)
-        self._call("cudaGraphExecDestroy", graph)
+        self._cuda.cudaGraphExecDestroy(graph)
 
     def close(self) -> None:
         """After an error that CUDA does not recover from, every call fails; that is passed over."""

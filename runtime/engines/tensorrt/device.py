@@ -27,7 +27,7 @@ class Memory:
 class Device(Protocol):
     """One GPU. Streams, events and graphs are handles; 0 is none of them.
 
-    Raises (all methods):
+    Raises (all methods but `release`, `release_graph` and `close`):
         EngineError: what CUDA reported, in one sentence.
     """
 

@@ -122,6 +122,26 @@ def test_on_cuda_the_table_is_registered_and_let_go(
         LLM(bundle, **ON_DEVICE)
 
 
+def test_a_device_that_has_failed_is_let_go(
+    make_bundle: Make, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every call fails from then on; what is said of it is the first failure, and nothing stays behind for later."""
+    bundle, host = make_bundle("plain"), machine()
+    cuda = CudaOnHost(host)
+    played = CudaDevice(cuda)
+    monkeypatch.setattr(played, "queue", host.queue)
+    monkeypatch.setattr(opening, "new_device", lambda: played)
+    released = {"cudaHostUnregister", "cudaFreeHost", "cudaFree", "cudaGraphExecDestroy"}
+    llm = LLM(bundle, **ON_DEVICE)
+    llm.generate(PROMPTS, GREEDY)
+    for function in {*cuda.called, *released}:
+        cuda.fail(function, "cudaErrorIllegalAddress")
+    cuda.called.clear()
+    with pytest.raises(EngineError, match="cudaEventSynchronize failed: cudaErrorIllegalAddress"), llm:
+        llm.generate(PROMPTS, GREEDY)
+    assert released <= {*cuda.called}
+
+
 def test_what_was_gathered_is_counted(make_bundle: Make, machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = make_bundle("plain")
     load = ["--prompt-length", "60", "--output-tokens", "4", "--repeats", "1", "--json"]
