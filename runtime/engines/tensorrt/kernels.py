@@ -34,7 +34,7 @@ class Kernels:
 
     def __init__(self, device: Device, library: Path) -> None:
         """Raises an EngineError if the library cannot be loaded."""
-        self._device = device
+        self._device, self._path = device, library
         try:
             self._library = KernelLibrary(library, SOURCES)
         except OSError as cause:
@@ -47,8 +47,15 @@ class Kernels:
         Not to be called while the stream is captured: it may allocate.
 
         Raises:
-            EngineError: the values do not fit the op, or there is no memory.
+            EngineError: the values do not fit the op, the library is another version's, or there is no memory.
         """
+        try:
+            self._library.params(op)
+        except PluginError:
+            raise EngineError(
+                f"The plugin library {self._path} has no kernel {op}, or another version's. Build it and the engine "
+                "again: flashnext plugins build, then flashnext build BUNDLE --engine tensorrt."
+            ) from None
         try:
             struct, _ = self._library.prepare(op, values, lambda size: self._workspace(size, stream))
         except PluginError as cause:

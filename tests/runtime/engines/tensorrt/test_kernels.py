@@ -11,6 +11,7 @@ from cuda_on_host import CudaOnHost
 from onnxruntime_plans import module
 
 from flashnext.export.errors import EngineError
+from flashnext.plugins import host_build
 from flashnext.runtime.engines.tensorrt.cuda_device import CudaDevice
 from flashnext.runtime.engines.tensorrt.host_device import HostDevice
 from flashnext.runtime.engines.tensorrt.kernels import Kernels
@@ -82,6 +83,16 @@ def test_on_cuda_the_library_is_called_at_once() -> None:
     called = []
     CudaDevice(CudaOnHost(HostDevice())).queue(1, lambda: called.append(1))
     assert called == [1]
+
+
+@pytest.mark.usefixtures("kernel_library")  # or there is no compiler
+def test_a_library_of_another_version_is_refused() -> None:
+    """An engine finds the library that it was built with, whose kernels may be older than what calls them."""
+    other = host_build.build("plain", [host_build.SOURCES / "ngram_rows/kernel.cu"])
+    session = make_session(other)
+    assert session.kernels is not None
+    with pytest.raises(EngineError, match=r"library .*\.so has no kernel candidates, or another version's\. Build it"):
+        session.kernels.prepare("candidates", candidates_values(session, 1, 100, 3), session.stream)
 
 
 def test_values_that_do_not_fit_are_refused(kernel_library: Path, tmp_path: Path) -> None:
