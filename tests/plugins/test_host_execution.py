@@ -30,6 +30,7 @@ FAULTS = (
     "misaligned",
     "missing copy wait",
     "unwritten",
+    "shared total",
 )
 
 
@@ -112,6 +113,12 @@ def test_undefined_use_is_reported_with_its_line(probe: HostKernels, fault: str,
     with pytest.raises(KernelError, match=rf"{message}.* at .*kernel\.cu:\d+"):
         case(fault).run(probe)
     case().check(probe)  # and the runtime goes on
+
+
+def test_shared_memory_that_a_launch_does_not_get_is_reported(probe: HostKernels) -> None:
+    with pytest.raises(KernelError, match="more shared memory, static and dynamic together"):
+        case("shared total").run(probe)
+    case().check(probe)
 
 
 def test_blocks_that_write_the_same_byte_are_reported(probe: HostKernels) -> None:

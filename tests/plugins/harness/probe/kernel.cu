@@ -27,6 +27,7 @@ enum Fault {
   kMisaligned,
   kMissingCopyWait,
   kUnwritten,
+  kSharedTotal,  // static and dynamic arrays that do not fit together
 };
 
 // Sum of a row, twice over the same shared array.
@@ -99,6 +100,10 @@ __global__ void misuse(ProbeParams p) {
   }
   if (p.fault == kDeadlock && threadIdx.x < kWarpSize) named_barrier(1, 2 * kWarpSize);
   if (p.fault == kShuffleMask && threadIdx.x < 16) __shfl_xor_sync(0xFFFFu, int(threadIdx.x), 16);
+  if (p.fault == kSharedTotal) {
+    SHARED_ARRAY(float, large, [5 << 10]);
+    large[threadIdx.x] = 0.0f;
+  }
   if (p.fault == kMisaligned) load_chunk(reinterpret_cast<const Float32*>(p.x + 1));
 }
 
@@ -112,7 +117,8 @@ Status launch(const ProbeParams& p) {
   Status status = launch(row_sums, dim3(p.rows), dim3(kThreads), 0, nullptr, p);
   if (status) status = launch(multiply, dim3(1), dim3(kWarpSize), 0, nullptr, p);
   if (status) status = launch(histogram, dim3(1), dim3(kThreads), 0, nullptr, p);
-  if (status) status = launch(misuse, dim3(1), dim3(kThreads), 0, nullptr, p);
+  const size_t shared = p.fault == kSharedTotal ? kDynamicUnasked : 0;
+  if (status) status = launch(misuse, dim3(1), dim3(kThreads), shared, nullptr, p);
   return status;
 }
 
