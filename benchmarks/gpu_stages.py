@@ -6,7 +6,7 @@
 | correct | tests/plugins on the GPU against PyTorch, official sizes included | 90 |
 | sanitize | compute-sanitizer (memcheck, then racecheck) over one small case of every op | 60 |
 | time | benchmarks/kernel_times.py | 90 |
-| engines | benchmarks/gpu_engines.py: plugin library, engine, golden check, tokens, n-gram rows by either | 480 |
+| engines | benchmarks/gpu_engines.py: plugin library, engine, golden check, tokens, logits, either gatherer | 480 |
 | providers | benchmarks/gpu_providers.py: ONNX Runtime's providers against PyTorch, layer by layer | 240 |
 
 The last two run only when they are named (`--stage engines`): compiling the plugin library takes minutes, and not every

@@ -176,7 +176,12 @@ def test_the_stage_for_gpus_compares_both_ways(
     for gather, facts in found.items():
         assert facts["differing_texts"] == 1
         assert [load["ngram_rows"]["gathered_by"] for load in facts["loads"]] == [gather]
+    assert gpu_engines.wrong_rows(bundle, "tensorrt") == 0
+    with monkeypatch.context() as changed:
+        changed.setattr(gpu_engines, "SUM_ERROR", -1.0)
+        assert gpu_engines.wrong_rows(bundle, "tensorrt") == 12
     write_engine(bundle, "tensorrt-rtx")
+    assert gpu_engines.wrong_rows(bundle, "tensorrt-rtx") == 0
     assert gpu_engines.measured(bundle, "tensorrt-rtx", wanted).keys() == {"host"}
 
 
