@@ -64,6 +64,15 @@ def test_a_captured_launch_runs_again(kernel_library: Path) -> None:
     np.testing.assert_array_equal(values["indices"].copy(), [[99, 98, 97]])
 
 
+def test_the_kernels_are_told_their_stream(kernel_library: Path) -> None:
+    """Which the host execution has no use for: on a GPU they would run on another one, and outside of a capture."""
+    session = make_session(kernel_library)
+    assert session.kernels is not None
+    for stream in (session.stream, session.side):
+        launch = session.kernels.prepare("candidates", candidates_values(session, 1, 100, 3), stream)
+        assert launch._struct.stream == stream
+
+
 def test_launches_of_a_stream_share_a_workspace_that_grows(kernel_library: Path) -> None:
     session = make_session(kernel_library)
     assert session.kernels is not None
