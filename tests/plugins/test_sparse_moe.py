@@ -53,6 +53,11 @@ def test_as_many_experts_as_official(kernels: HostKernels, logits: str, top_k: i
     sparse_moe_case("plain", tokens=2, hidden=16, inner=8, experts=512, top_k=top_k, logits=logits).check(kernels)
 
 
+def test_experts_whose_vectors_fill_shared_memory(kernels: HostKernels) -> None:
+    """Those of 8 experts 1,536 wide take 48 KB, and the kernel has static arrays beside them."""
+    sparse_moe_case("plain", tokens=1, hidden=16, inner=1536, experts=8, top_k=8, dtype=BF16).check(kernels)
+
+
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_same_bits_under_every_schedule(kernels: HostKernels, weights: str) -> None:
     assert_deterministic(sparse_moe_case(weights, tokens=2, **SMALL, dtype=BF16), kernels)
