@@ -36,6 +36,7 @@ from flashnext.builder.profiles import ProfileOptions, ranges, step_sizes
 from flashnext.export.errors import message_at_exit
 from flashnext.export.graphs.manifest import GraphSpec, Manifest
 from flashnext.plugins import host_build
+from flashnext.plugins.tensorrt.library import LibraryInfo, source_digest
 from flashnext.runtime.cli.parser import whole_number
 from flashnext.runtime.engines.engine_set import EngineOptions
 from flashnext.runtime.engines.tensorrt import opening, plan
@@ -161,7 +162,8 @@ def run(bundle: Path, batch: int, steps: int) -> Mapping[str, Any]:
     plan.DTYPES.update(names)
     opening.new_device = IdleDevice
     kernels = host_build.build("plain", [host_build.SOURCES / op / "kernel.cu" for op in ("candidates", "ngram_rows")])
-    opening.find_plugins = lambda *_: kernels
+    info = LibraryInfo(kernels, "", 1, "", "", (), source_digest())
+    opening.find_plugins = lambda *_: info
     with tempfile.TemporaryDirectory(prefix="engine_host_time-") as folder:
         runners = {}
         for name, (plugins, gather) in VARIANTS.items():

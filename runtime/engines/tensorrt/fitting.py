@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flashnext.builder.engine_manifest import ENGINES_FOLDER, FILE_NAME, EngineGraph, EngineManifest, Profile
 from flashnext.export.errors import EngineError, PluginError
@@ -21,6 +22,9 @@ from flashnext.runtime.engines.tensorrt.engine import output_bytes
 from flashnext.runtime.engines.tensorrt.plan import Library, Plan
 from flashnext.runtime.engines.tensorrt.shapes import limits, most_bytes, plan_form
 from flashnext.runtime.states import bytes_per_slot
+
+if TYPE_CHECKING:
+    from flashnext.plugins.tensorrt.library import LibraryInfo
 
 CODE_DTYPES = ("float8_e4m3fn", "int8", "uint8", "int32")
 """What a plan may have 8-bit codes as."""
@@ -99,7 +103,7 @@ def _range_faults(spec: GraphSpec, profile: Profile) -> Iterator[str]:
     yield from (f"the ranges of {name} exclude one another" for name, (low, high) in sizes.items() if low > high)
 
 
-def find_plugins(folder: Path, sha256: str, capability: int, named: str | Path | None = None) -> Path:
+def find_plugins(folder: Path, sha256: str, capability: int, named: str | Path | None = None) -> LibraryInfo:
     """The plugin library that an engine was built with: the one that is named, or that of this installation.
 
     Raises:
@@ -118,7 +122,7 @@ def find_plugins(folder: Path, sha256: str, capability: int, named: str | Path |
             f"The engine at {folder} was built with another plugin library (SHA-256 {sha256:.12}…) than {found.path} "
             f"({found.sha256:.12}…). Name its own with --plugins (or ${library.VARIABLE}), or build the engine again."
         )
-    return found.path
+    return found
 
 
 def differences(plan: Plan, spec: GraphSpec, graph: EngineGraph) -> Iterator[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flashnext.builder.engine_manifest import EngineGraph, EngineManifest, read_plan
 from flashnext.export.checkpoint.reader import Checkpoint
@@ -32,9 +34,13 @@ from flashnext.runtime.engines.tensorrt.session import Session
 from flashnext.runtime.engines.tensorrt.shapes import limits
 from flashnext.runtime.states import state_specs
 
+if TYPE_CHECKING:
+    from flashnext.plugins.tensorrt.library import LibraryInfo
+
 RESIDENT = {"head": None, "body": ("hidden", "hidden_token_scale", "logits")}
 """Outputs that stay on the device, by graph (None: all); the draft layer's are `hidden_out` and its logits."""
 DRAFT_RESIDENT = ("hidden_out", "hidden_out_token_scale", "logits")
+LOGGER = logging.getLogger("flashnext.tensorrt")
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,8 @@ def open_rows(
     if opened.session.kernels is None:
         raise EngineError(
             f'ngram_gather = "device" takes a kernel of the plugin library, and the engine at {opened.folder} was '
-            'built without one. Build it again, or let the host gather (ngram_gather = "host").'
+            "built without one, or with one of other sources. Build it again, or let the host gather "
+            '(ngram_gather = "host").'
         )
     rows: dict[str, DeviceRows] = {}
     found = step_limits(manifest, opened.built)
@@ -177,13 +184,26 @@ def _open(kind: str, bundle: Path, manifest: Manifest, options: EngineOptions, o
         kernels = None
         if built.plugins:
             plugins = find_plugins(folder, built.plugins.sha256, device.capability, options.plugins)
-            library.load_plugins(plugins)
-            kernels = Kernels(device, plugins)
+            library.load_plugins(plugins.path)
+            kernels = _own_kernels(device, plugins)
         plans = {name: _load(library, folder, built.graphs[name], manifest.graphs[name]) for name in graphs}
         return Opened(folder, built, Session(device, library, kernels), plans)
     except BaseException:
         device.close()
         raise
+
+
+def _own_kernels(device: Device, plugins: LibraryInfo) -> Kernels | None:
+    """The library's kernels, to be launched by the engine itself. None, with a warning, of a library of other sources:
+    its plugins know their own kernels' parameters, the engine does not."""
+    if plugins.is_current:
+        return Kernels(device, plugins.path)
+    LOGGER.warning(
+        "%s was built from other sources than this installation's, so whole rows of logits come to the host. Build it "
+        "and the engine again: flashnext plugins build, then flashnext build BUNDLE --engine tensorrt.",
+        plugins.path,
+    )
+    return None
 
 
 def new_device() -> Device:

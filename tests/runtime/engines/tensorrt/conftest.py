@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnxruntime_plans
 import pytest
-from engine_folder import PLUGINS, Machine, write_engine
+from engine_folder import PLUGINS, Machine, library_info, write_engine
 
 from flashnext.export.errors import PluginError
 from flashnext.plugins import host_build
@@ -59,6 +59,6 @@ def engine(bundle: Path) -> Path:
 @pytest.fixture
 def engine_with_kernels(bundle: Path, kernel_library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same, with the plugin library at hand, whose kernels the engine launches itself."""
-    monkeypatch.setattr(opening, "find_plugins", lambda *_: kernel_library)
+    monkeypatch.setattr(opening, "find_plugins", lambda *_: library_info(kernel_library))
     write_engine(bundle, plugins=PLUGINS)
     return bundle

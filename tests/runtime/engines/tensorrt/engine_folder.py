@@ -20,6 +20,7 @@ from flashnext.builder.engine_manifest import (
     bundle_identity,
 )
 from flashnext.export.graphs.manifest import GraphSpec, Manifest
+from flashnext.plugins.tensorrt.library import LibraryInfo, source_digest
 from flashnext.runtime.engines.tensorrt.host_device import HostDevice
 from flashnext.runtime.engines.tensorrt.shapes import plan_form
 
@@ -29,6 +30,12 @@ CHUNK = 48
 """Most tokens of a prefill step."""
 PLUGINS = PluginLibrary("a" * 64, 1, "table", "10.14", ("90",))
 """What an engine with `plugins` says that it was built with."""
+
+
+def library_info(path: Path, sources: str = "") -> LibraryInfo:
+    """What is said of a library of the kernels' host execution in a plugin library's place."""
+    info = (path, PLUGINS.sha256, PLUGINS.op_version, PLUGINS.op_table, PLUGINS.headers, PLUGINS.capabilities)
+    return LibraryInfo(*info, sources or source_digest())
 
 
 def write_engine(

@@ -13,7 +13,7 @@ import gpu_engines
 import numpy as np
 import pytest
 from cuda_on_host import CudaOnHost
-from engine_folder import CHUNK, PLUGINS, Machine, write_engine
+from engine_folder import CHUNK, PLUGINS, Machine, library_info, write_engine
 from onnxruntime_plans import module
 
 from flashnext.export.checkpoint.random_checkpoint import write_random_checkpoint
@@ -69,7 +69,7 @@ def make_bundle(once: Callable[[str, Callable[[Path], object]], Path], random_bu
 @pytest.fixture(autouse=True)
 def kernels_of_the_engine(kernel_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines with plugins find the host execution of the kernels in their library's place."""
-    monkeypatch.setattr(opening, "find_plugins", lambda *_: kernel_library)
+    monkeypatch.setattr(opening, "find_plugins", lambda *_: library_info(kernel_library))
 
 
 def tokens(llm: LLM, *many: SamplingParams) -> list[list[int]]:

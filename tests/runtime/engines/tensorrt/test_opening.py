@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_folder import Machine, write_engine
+from engine_folder import Machine, library_info, write_engine
 from onnxruntime_plans import module
 
 from flashnext.builder.engine_manifest import EngineManifest
 from flashnext.export.errors import EngineError, FlashNextError, RequestError
 from flashnext.export.graphs.manifest import Manifest
 from flashnext.plugins.tensorrt import library
-from flashnext.runtime import LLM
+from flashnext.runtime import LLM, SamplingParams
 from flashnext.runtime.cli.main import main
-from flashnext.runtime.engines.tensorrt import fitting
+from flashnext.runtime.engines.tensorrt import fitting, opening
 from flashnext.runtime.engines.tensorrt.cuda_device import CudaDevice
 from flashnext.runtime.engines.tensorrt.plan import MODULES, Library
 
@@ -167,6 +167,25 @@ def test_an_engine_with_plugins_needs_the_library_that_it_was_built_with(
     assert module.loaded_libraries == [str(kernel_library)]  # once: a second time TensorRT would refuse it
 
 
+def test_kernels_of_other_sources_are_left_to_the_plugins(
+    engine_with_kernels: Path,
+    machine: Machine,
+    kernel_library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The engine cannot know their parameters: it runs without kernels of its own, and says what to do."""
+    monkeypatch.setattr(opening, "find_plugins", lambda *_: library_info(kernel_library, "others"))
+    machine()
+    with LLM(engine_with_kernels, engine="tensorrt") as llm:
+        assert llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3))[0].token_ids
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "was built from other sources than this installation's" in said
+    machine()
+    with pytest.raises(EngineError, match=r"without one, or with one of other sources\. Build it again"):
+        LLM(engine_with_kernels, engine="tensorrt", ngram_table="pinned", ngram_gather="device")
+
+
 def test_another_plugin_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without one, with another one, with the one that the engine was built with."""
     monkeypatch.setenv("FLASHNEXT_PLUGINS", str(tmp_path / "none.so"))
@@ -176,7 +195,7 @@ def test_another_plugin_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(library, "find", lambda capability: info)
     with pytest.raises(EngineError, match=r"another plugin library \(SHA-256 aaaaaaaaaaaa…\) than .*plugins\.so \(bbb"):
         fitting.find_plugins(tmp_path, "a" * 64, 90)
-    assert fitting.find_plugins(tmp_path, "b" * 64, 90) == tmp_path / "plugins.so"
+    assert fitting.find_plugins(tmp_path, "b" * 64, 90) == info
     (tmp_path / "text.so").write_text("no library")
     with pytest.raises(EngineError, match=r"text\.so is not a plugin library of flashnext"):
         fitting.find_plugins(tmp_path, "b" * 64, 90, tmp_path / "text.so")
