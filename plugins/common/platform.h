@@ -128,8 +128,9 @@ Status launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t share
   const auto run = [](void* closure) { (*static_cast<BodyType*>(closure))(); };
   const void* const name = reinterpret_cast<const void*>(kernel);
   const char* wrong = simt::run_grid(name, grid, block, shared_bytes, run, &body);
-  if (!wrong && shared_bytes <= kDynamicUnasked && simt::static_shared_bytes(name) + shared_bytes > kSharedUnasked) {
-    wrong = "more shared memory, static and dynamic together, than a launch gets that does not ask for it";
+  const size_t together = simt::static_shared_bytes(name) + shared_bytes;
+  if (!wrong && together > (shared_bytes <= kDynamicUnasked ? kSharedUnasked : simt::kSharedLimit)) {
+    wrong = "more shared memory, static and dynamic together, than such a launch gets on every target";
   }
   return wrong ? Status{kFailed, wrong} : Status{};
 }

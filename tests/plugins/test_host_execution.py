@@ -31,6 +31,7 @@ FAULTS = (
     "missing copy wait",
     "unwritten",
     "shared total",
+    "shared most",
 )
 
 
@@ -115,9 +116,10 @@ def test_undefined_use_is_reported_with_its_line(probe: HostKernels, fault: str,
     case().check(probe)  # and the runtime goes on
 
 
-def test_shared_memory_that_a_launch_does_not_get_is_reported(probe: HostKernels) -> None:
+@pytest.mark.parametrize("fault", ["shared total", "shared most"])
+def test_shared_memory_that_a_launch_does_not_get_is_reported(probe: HostKernels, fault: str) -> None:
     with pytest.raises(KernelError, match="more shared memory, static and dynamic together"):
-        case("shared total").run(probe)
+        case(fault).run(probe)
     case().check(probe)
 
 

@@ -27,7 +27,8 @@ enum Fault {
   kMisaligned,
   kMissingCopyWait,
   kUnwritten,
-  kSharedTotal,  // static and dynamic arrays that do not fit together
+  kSharedTotal,  // static and dynamic arrays that do not fit together without being asked for
+  kSharedMost,   // … that do not fit together on the smallest target
 };
 
 // Sum of a row, twice over the same shared array.
@@ -100,7 +101,7 @@ __global__ void misuse(ProbeParams p) {
   }
   if (p.fault == kDeadlock && threadIdx.x < kWarpSize) named_barrier(1, 2 * kWarpSize);
   if (p.fault == kShuffleMask && threadIdx.x < 16) __shfl_xor_sync(0xFFFFu, int(threadIdx.x), 16);
-  if (p.fault == kSharedTotal) {
+  if (p.fault == kSharedTotal || p.fault == kSharedMost) {
     SHARED_ARRAY(float, large, [5 << 10]);
     large[threadIdx.x] = 0.0f;
   }
@@ -117,7 +118,7 @@ Status launch(const ProbeParams& p) {
   Status status = launch(row_sums, dim3(p.rows), dim3(kThreads), 0, nullptr, p);
   if (status) status = launch(multiply, dim3(1), dim3(kWarpSize), 0, nullptr, p);
   if (status) status = launch(histogram, dim3(1), dim3(kThreads), 0, nullptr, p);
-  const size_t shared = p.fault == kSharedTotal ? kDynamicUnasked : 0;
+  const size_t shared = p.fault == kSharedTotal ? kDynamicUnasked : p.fault == kSharedMost ? 80 << 10 : 0;
   if (status) status = launch(misuse, dim3(1), dim3(kThreads), shared, nullptr, p);
   return status;
 }
