@@ -69,44 +69,51 @@ class Sampler:
 
     def draft(self, logits: Floats | LogitRow, ahead: int) -> Draft:
         """Draw a draft from the draft layer's logits [V], for the place `ahead` of the next one."""
-        tokens, weights = self._possible(logits, changed=False)
         if self._sampling.greedy:
-            return Draft(int(tokens[0]))
+            return Draft(self._likeliest(logits, changed=False))
+        tokens, weights = self._possible(logits, changed=False)
         order = np.argsort(tokens)
         tokens, weights = tokens[order], weights[order] / weights.sum()
         chosen = draw(weights, uniform(self._seed, self._count + ahead, Stream.DRAFT))
         return Draft(int(tokens[chosen]), tokens, weights)
 
     def _choose(self, logits: Floats | LogitRow, draft: Draft | None) -> int:
+        if self._sampling.greedy:
+            return self._likeliest(logits, changed=True)
         tokens, weights = self._possible(logits, changed=True)
-        if len(tokens) == 1:
-            return int(tokens[0])
         if draft and draft.tokens is not None and draft.weights is not None:
             if verify(draft, tokens, weights, uniform(self._seed, self._count, Stream.VERIFICATION)):
                 return draft.token
             weights = beyond(draft, tokens, weights)
         return int(tokens[draw(weights, uniform(self._seed, self._count))])
 
+    def _likeliest(self, logits: Floats | LogitRow, changed: bool) -> int:
+        """The token of greedy text; `changed`: by penalties and bans first."""
+        short = self._short(logits, changed)
+        best = short.best() if short else None
+        return _best(self._row(logits, changed)) if best is None else best
+
     def _possible(self, logits: Floats | LogitRow, changed: bool) -> tuple[Tokens, Weights]:
-        """Tokens that may be drawn and their weights (greedy: one); `changed`: by penalties and bans first."""
-        found = None if isinstance(logits, np.ndarray) else self._among_largest(logits, changed)
+        """Tokens that may be drawn and their weights; `changed`: by penalties and bans first."""
+        short = self._short(logits, changed)
+        found = short.distribution(self._sampling) if short else None
         if found is not None:
             return found
-        row = self._prepare(whole(logits)) if changed else whole(logits)
-        best = _best(row)
-        return _only(best) if self._sampling.greedy else distribution(row, self._sampling)
+        row = self._row(logits, changed)
+        _best(row)  # raises where they are no numbers
+        return distribution(row, self._sampling)
 
-    def _among_largest(self, row: LogitRow, changed: bool) -> tuple[Tokens, Weights] | None:
-        """The same from a row's largest logits; None if they do not settle it."""
-        short = Shortlist.of(row)
-        if short and changed:
-            short = self._shortened(short)
-        if short is None:
+    def _row(self, logits: Floats | LogitRow, changed: bool) -> Floats:
+        """All logits [V]."""
+        row = whole(logits)
+        return self._prepare(row) if changed else row
+
+    def _short(self, logits: Floats | LogitRow, changed: bool) -> Shortlist | None:
+        """The largest logits; None where there are all of them, or where these do not tell enough."""
+        if isinstance(logits, np.ndarray):
             return None
-        if not self._sampling.greedy:
-            return short.distribution(self._sampling)
-        best = short.best()
-        return None if best is None else _only(best)
+        short = Shortlist.of(logits)
+        return self._shortened(short) if short and changed else short
 
     def _prepare(self, logits: Floats) -> Floats:
         if not self._is_early and self._penalties is None:
@@ -134,10 +141,6 @@ class Sampler:
     @property
     def _is_early(self) -> bool:
         return self._count < self._min_tokens and len(self._stops) > 0
-
-
-def _only(token: int) -> tuple[Tokens, Weights]:
-    return np.array([token]), np.ones(1)
 
 
 def _best(logits: Floats) -> int:
