@@ -5,7 +5,7 @@ installed. `docs/corpus.md` lists the licences; a test keeps the two lists equal
 from __future__ import annotations
 
 import subprocess
-import tarfile
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,16 +75,30 @@ def fetch(source: Source, folder: Path) -> Path:
 
 def _fetch_debian(package: str, target: Path) -> None:
     _run(["apt-get", "download", package], target)
-    archive = next(target.glob("*.deb"))
-    _run(["dpkg-deb", "-x", archive.name, "partial"], target)
-    (target / "partial").rename(target / "files")
+    unpack(next(target.glob("*.deb")))
 
 
 def _fetch_pypi(requirement: str, target: Path) -> None:
-    _run(["python3", "-m", "pip", "download", "-q", "--no-deps", "--no-binary=:all:", "-d", ".", requirement], target)
-    with tarfile.open(next(target.glob("*.tar.gz"))) as archive:
-        archive.extractall(target / "partial", filter="data")
-    (target / "partial").rename(target / "files")
+    pip = [sys.executable, "-m", "pip", "download", "-q"]  # the first python3 of a search path may have no pip
+    _run([*pip, "--no-deps", "--no-binary=:all:", "-d", ".", requirement], target)
+    unpack(next(target.glob("*.tar.gz")))
+
+
+def unpack(archive: Path) -> None:
+    """Unpack a Debian package or a .tar.gz into the folder `files` beside it, which appears whole or not at all.
+
+    By the tools' own commands: Python's tarfile can hold members to their folder only from 3.11.4 on.
+
+    Raises:
+        CorpusError: the archive is damaged, or has members outside of its folder.
+    """
+    folder = archive.parent
+    (folder / "partial").mkdir(exist_ok=True)
+    if archive.suffix == ".deb":
+        _run(["dpkg-deb", "-x", archive.name, "partial"], folder)
+    else:
+        _run(["tar", "-xzf", archive.name, "-C", "partial"], folder)
+    (folder / "partial").rename(folder / "files")
 
 
 def _run(command: list[str], folder: Path) -> None:

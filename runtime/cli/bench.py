@@ -123,7 +123,12 @@ def _text(arguments: argparse.Namespace) -> list[int]:
     if tokenizer is None:
         raise RequestError("The bundle has no tokenizer.json, so --text cannot be read. Leave it out.")
     data = read_small_file(Path(arguments.text), RequestError, "text", 64 << 20)
-    tokens = tokenizer.encode(data.decode("utf-8", errors="replace"))
+    try:
+        tokens = tokenizer.encode(data.decode("utf-8"))
+    except UnicodeDecodeError as cause:
+        raise RequestError(
+            f"{arguments.text} is not UTF-8 at byte {cause.start:,}. Convert it (iconv), or give another file."
+        ) from None
     if not tokens:
         raise RequestError(f"{arguments.text} holds no text. Give another file, or leave it out for random prompts.")
     return tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from typing import Any
 
@@ -10,23 +11,45 @@ from flashnext.export.checkpoint.reader import Checkpoint
 from flashnext.export.graphs.io import BuildOptions
 from flashnext.export.kv_cache import KV_CACHE_DTYPES, KvCache
 from flashnext.export.residency import FORM_NAMES, residency
-from flashnext.runtime.cli.parser import Parser, byte_count, whole_number
+from flashnext.runtime.cli.parser import Parser, UsageError, byte_count, whole_number
 from flashnext.runtime.cli.table import amount_of_bytes, render
 
 TABLE_NAMES = {PLAIN: "unquantized", FP8: "FP8", NVFP4: "NVFP4"}
+SIZES = {"slots": BuildOptions().slots, "capacity": BuildOptions().capacity, "kv_cache_dtype": "auto"}
+"""Options of `info` that say what shall lie on the GPU, and their defaults."""
 ACTIVATIONS = "bfloat16"
 """Of the states on a GPU."""
 
 
 def add_options(parser: Parser) -> None:
     """The options of `info` that are about a GPU."""
-    kept = BuildOptions()
     add = parser.add_argument_group("whether a checkpoint fits a GPU").add_argument
     add("--gpu-memory", type=byte_count, metavar="SIZE", help="memory of the GPU: 141G (10^9), or 131GiB (2^30)")
-    add("--slots", type=whole_number(1), metavar="N", default=kept.slots, help="texts under way at once (default: 4)")
-    capacity = f"longest text of a slot (default: {kept.capacity})"
-    add("--capacity", type=whole_number(1), metavar="TOKENS", default=kept.capacity, help=capacity)
-    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="keys and values (default: auto, BF16)")
+    add("--slots", type=whole_number(1), metavar="N", help=f"texts under way at once (default: {SIZES['slots']})")
+    capacity = f"longest text of a slot (default: {SIZES['capacity']})"
+    add("--capacity", type=whole_number(1), metavar="TOKENS", help=capacity)
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="keys and values (default: auto, BF16)")
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Raises `UsageError` for options that would change nothing, and for a GPU without memory."""
+    if arguments.gpu_memory == 0:
+        raise UsageError("--gpu-memory 0 leaves nothing to lay out. Give the memory of the GPU, such as 141G.")
+    given = given_sizes(arguments)
+    if given and arguments.gpu_memory is None:
+        option = f"--{given[0].replace('_', '-')}"
+        raise UsageError(f"{option} is about a GPU. Name its memory with --gpu-memory 141G, or leave {option} out.")
+
+
+def given_sizes(arguments: argparse.Namespace) -> list[str]:
+    """Those of `SIZES` that the command line names."""
+    return [name for name in SIZES if getattr(arguments, name) is not None]
+
+
+def sizes(arguments: argparse.Namespace) -> dict[str, Any]:
+    """`SIZES` as given."""
+    given = {name: getattr(arguments, name) for name in SIZES}
+    return {name: SIZES[name] if value is None else value for name, value in given.items()}
 
 
 def variant(checkpoint: Checkpoint) -> str:

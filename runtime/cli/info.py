@@ -68,12 +68,15 @@ def execute(arguments: argparse.Namespace) -> int:
 def describe(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The facts about a folder, as plain data."""
     if (folder / manifests.FILE_NAME).is_file():
-        if arguments.gpu_memory:
-            raise UsageError(f"--gpu-memory is about checkpoints; {folder} is a bundle. Name the checkpoint itself.")
+        if arguments.gpu_memory is not None or fit.given_sizes(arguments):
+            raise UsageError(
+                "--gpu-memory and the options beside it are about checkpoints; "
+                f"{folder} is a bundle. Name the checkpoint itself."
+            )
         return bundle_facts(folder)
     if (folder / "config.json").is_file():
-        sizes = (arguments.slots, arguments.capacity, arguments.kv_cache_dtype)
-        return checkpoint_facts(folder, arguments.gpu_memory, *sizes)
+        fit.check_options(arguments)
+        return checkpoint_facts(folder, arguments.gpu_memory, **fit.sizes(arguments))
     raise UsageError(
         f"{folder} is neither a bundle (no {manifests.FILE_NAME}) nor a checkpoint (no config.json). "
         "Name a folder that is one of them."

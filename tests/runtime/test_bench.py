@@ -125,3 +125,9 @@ def test_a_text_without_tokens_is_not_taken_for_no_text(
     (tmp_path / "empty.txt").touch()
     assert main(["bench", str(random_bundle), "--text", str(tmp_path / "empty.txt")]) == 2
     assert "empty.txt holds no text" in capsys.readouterr().err
+
+
+def test_a_text_that_is_not_utf8(random_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 200)
+    assert main(["bench", str(random_bundle), "--text", str(tmp_path / "latin.txt")]) == 2
+    assert "latin.txt is not UTF-8 at byte 3. Convert it (iconv)" in capsys.readouterr().err

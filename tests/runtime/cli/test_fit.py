@@ -109,5 +109,11 @@ def test_command(official: Checkpoint, capsys: pytest.CaptureFixture[str]) -> No
 def test_what_is_refused(random_checkpoint: Path, random_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(random_bundle), "--gpu-memory", "141G"]) == 2
     assert "Name the checkpoint itself" in capsys.readouterr().err
+    assert main(["info", str(random_bundle), "--slots", "2"]) == 2
+    assert "Name the checkpoint itself" in capsys.readouterr().err
+    assert main(["info", str(random_checkpoint), "--slots", "2"]) == 2
+    assert "--slots is about a GPU. Name its memory with --gpu-memory 141G, or leave --slots" in capsys.readouterr().err
+    assert main(["info", str(random_checkpoint), "--gpu-memory", "0"]) == 2
+    assert "--gpu-memory 0 leaves nothing to lay out" in capsys.readouterr().err
     assert main(["info", str(random_checkpoint), "--gpu-memory", "141G", "--capacity", "99999"]) == 2
     assert "--capacity 99999 is outside" in capsys.readouterr().err
