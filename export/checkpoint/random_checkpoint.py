@@ -21,7 +21,7 @@ from flashnext.export.checkpoint.random_config import full_config
 from flashnext.export.checkpoint.random_layout import Experts, WeightWriter
 from flashnext.export.checkpoint.random_quantized import QUANTIZATIONS, Quantization, declaration
 from flashnext.export.config import ModelConfig
-from flashnext.export.errors import ConfigError
+from flashnext.export.errors import ConfigError, message_at_exit
 
 WIDE_ROWS = 256
 """n-gram columns of the default model where the table is NVFP4: 16 heads of one group of 16 each."""
@@ -103,6 +103,7 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
+@message_at_exit()
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write a small random checkpoint in the official layout.")
     parser.add_argument("folder", type=Path)

@@ -24,6 +24,7 @@ from flashnext.export.checkpoint.random_quantized import QUANTIZATIONS, Quantiza
 from flashnext.export.checkpoint.safetensors_file import NUMPY_DTYPES
 from flashnext.export.checkpoint.safetensors_writer import PlannedTensor, Values, write_safetensors
 from flashnext.export.config import ModelConfig
+from flashnext.export.errors import message_at_exit
 
 LAYOUTS: dict[str, tuple[Experts, Quantization]] = {
     "bf16": ("fused", Quantization()),
@@ -76,6 +77,7 @@ def write_with_holes(path: Path, plan: Sequence[PlannedTensor], values: Values) 
     write_safetensors(path, plan, value)
 
 
+@message_at_exit()
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write a checkpoint of the official sizes as sparse files.")
     parser.add_argument("folder", type=Path)

@@ -107,3 +107,11 @@ def test_every_quantization_of_the_default_model_opens(tmp_path: Path, quantizat
 def test_number_of_layers(tmp_path: Path) -> None:
     main([str(tmp_path / "deep"), "--layers", "12", "--no-mtp"])
     assert Checkpoint.open(tmp_path / "deep").config.num_hidden_layers == 12
+
+
+def test_what_cannot_be_a_model_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path / "none"), "--layers", "0"])
+    assert ended.value.code == 2
+    assert "num_hidden_layers = 0 is outside" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
