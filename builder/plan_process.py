@@ -95,8 +95,10 @@ def _child(folder: Path, log: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 def _environment() -> dict[str, str]:
+    """The child's. It never finds modules that were compiled before: that would show in its memory, and in the plan."""
     kept = {k: v for k, v in os.environ.items() if k in KEPT_VARIABLES or k.startswith(KEPT_PREFIXES)}
-    return {**kept, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    fixed = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": f"{os.devnull}/none"}
+    return {**kept, **fixed}
 
 
 def _follow(lines: IO[str], progress: Progress) -> dict[str, Any]:
